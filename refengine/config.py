@@ -1,0 +1,98 @@
+"""Options of the engine: one frozen, validated dataclass.
+
+An unknown option raises and names the near match, an impossible one says what would be possible. Nothing is
+silently dropped or corrected, and nothing changes after construction.
+vLLM: V0 config.py (CacheConfig, SchedulerConfig), V1 config/cache.py and config/scheduler.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from refengine.errors import ConfigError
+
+HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+POLICIES = ("fcfs", "priority")
+DTYPES = ("float32", "bfloat16", "float16")
+ENGINES = ("v1",)
+
+
+def one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raises ConfigError, with the nearest choice, unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigError(f"{name} {value!r} is not one of {', '.join(choices)}{near_match(str(value), choices)}")
+
+
+def near_match(name: str, choices: Sequence[str]) -> str:
+    """`"; did you mean 'block_size'?"`, or nothing when no choice is near."""
+    close = difflib.get_close_matches(name, choices, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class Options:
+    """Base of option dataclasses: a misspelt keyword is refused with the field it resembles."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        for option in options:
+            if option not in names:
+                raise ConfigError(f"{cls.__name__} has no option {option!r}{near_match(option, names)}")
+        return super().__new__(cls)
+
+    def at_least(self, **limits: float) -> None:
+        """Raises ConfigError if a named field is below its limit."""
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < limit):
+                raise ConfigError(f"{name} must be a number of at least {limit}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class EngineConfig(Options):
+    """Everything that decides how the engine behaves, except the model itself and the requests."""
+
+    model: str = "tiny"  # "tiny" (shipped), a directory, or "org/name" on the Hugging Face hub
+    engine: str = "v1"
+    device: str = "cpu"
+    dtype: str = "float32"
+    backend: str | None = None  # attention kernels; None: chosen by device
+    seed: int = 0  # for sampled requests that bring no seed of their own
+
+    block_size: int = 16  # tokens per block
+    num_blocks: int | None = None  # blocks, null block included; None: as many as fit in kv_cache_bytes
+    kv_cache_bytes: int = 256 * 2**20
+    max_model_len: int | None = None  # tokens, prompt and output together; None: what the model was made for
+    enable_prefix_caching: bool = True
+    hash_algorithm: str = "sha256"
+    hash_seed: str | None = None  # None: as in vLLM, PYTHONHASHSEED or a fixed text (random for xxhash)
+    enable_kv_events: bool = False
+
+    max_num_seqs: int = 128  # requests running at once
+    max_num_batched_tokens: int = 2048  # tokens per step, all requests together
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0  # longest chunk of one request while others wait; 0: no limit
+    policy: str = "fcfs"
+    watermark: float = 0.0  # share of the blocks that admitting a request must leave free
+    reserve_full_sequence: bool = True  # admit a prompt only if all of it would fit
+    check_integrity: bool = False  # verify every structure after every step; for parts under test
+
+    def __post_init__(self) -> None:
+        one_of("engine", self.engine, ENGINES)
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("policy", self.policy, POLICIES)
+        one_of("hash_algorithm", self.hash_algorithm, HASH_ALGORITHMS)
+        self.at_least(
+            block_size=1,
+            num_blocks=2,  # the null block and one that can be used
+            kv_cache_bytes=1,
+            max_model_len=1,
+            max_num_seqs=1,
+            max_num_batched_tokens=1,
+            long_prefill_token_threshold=0,
+            watermark=0,
+        )
+        if self.watermark >= 1:
+            raise ConfigError(f"watermark {self.watermark} would keep every block free; it must be below 1")

@@ -1,0 +1,70 @@
+"""The tensors of the KV cache: one key and one value tensor per layer, in blocks.
+
+Which block belongs to whom is decided elsewhere and never visible here; this is memory and its arithmetic.
+vLLM: V0 worker/cache_engine.py (CacheEngine), V1 v1/kv_cache_interface.py (FullAttentionSpec).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from refengine.errors import ConfigError
+from refengine.model.config import ModelConfig
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block: keys and values of `block_size` tokens in all layers."""
+    return config.kv_bytes_per_token * block_size * dtype.itemsize
+
+
+def blocks_that_fit(num_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """How many whole blocks `num_bytes` hold, the null block included.
+
+    Raises: ConfigError if there is no room for the null block and one more.
+    vLLM: V0 `Worker.determine_num_available_blocks`, V1 `get_num_blocks` in v1/core/kv_cache_utils.py.
+    """
+    num_blocks = num_bytes // block_bytes(config, block_size, dtype)
+    if num_blocks < 2:
+        raise ConfigError(
+            f"kv_cache_bytes {num_bytes} holds {num_blocks} blocks of {block_bytes(config, block_size, dtype)} "
+            "bytes; the engine needs at least 2"
+        )
+    return num_blocks
+
+
+class KVCache:
+    """`layers[i]` is the (key, value) pair of layer i, each `[num_blocks, block_size, num_kv_heads, head_dim]`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size  # tokens
+        self.dtype = dtype
+        self.bytes_per_block = block_bytes(config, block_size, dtype)
+        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        self.layers = [
+            (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(config.num_layers)
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.bytes_per_block
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Zeros that cost no memory until they are written, on a CPU: numpy asks the system for fresh pages,
+    torch would touch every one. A laptop that gives the cache 256 MB then pays for the blocks it uses."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)

@@ -1,0 +1,109 @@
+"""Text to token ids and back, and back again one token at a time without breaking a character.
+
+A thin layer over the `tokenizers` package. The one thing it adds is `TextStream`: a token may end in the
+middle of a UTF-8 character, and what is shown to a reader must not.
+vLLM: V0 transformers_utils/detokenizer.py, V1 v1/engine/detokenizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as HFTokenizer
+
+from refengine.errors import CheckpointError
+from refengine.model.loader import find_model, read_config, read_json
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character yet decode to
+
+
+class Tokenizer:
+    """The tokenizer of one model directory.
+
+    Raises: CheckpointError if `tokenizer.json` is missing or damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        file = directory / "tokenizer.json"
+        if not file.exists():
+            raise CheckpointError(f"{directory} has no tokenizer.json")
+        try:
+            self._tokenizer = HFTokenizer.from_file(str(file))
+        except Exception as error:  # the package raises bare Exception
+            raise CheckpointError(f"{file} is not a tokenizer: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.eos_token_ids = self._eos_token_ids(directory)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included. The model's own vocabulary may be padded beyond it."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def stream(self, skip_special_tokens: bool = True) -> TextStream:
+        return TextStream(self, skip_special_tokens)
+
+    def _eos_token_ids(self, directory: Path) -> tuple[int, ...]:
+        """Ids that end a text according to the model's configs and the tokenizer's own, in this order."""
+        ids = read_config(directory).eos_token_ids if (directory / "config.json").exists() else ()
+        file = directory / "tokenizer_config.json"
+        token = read_json(file).get("eos_token") if file.exists() else None
+        if isinstance(token, dict):  # written with its flags
+            token = token.get("content")
+        own = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
+        return tuple(dict.fromkeys(ids if own is None else (*ids, own)))
+
+
+class TextStream:
+    """Decodes a growing list of tokens; the pieces add up to `decode` of the whole list.
+
+    Decoding a token alone is not enough, since a piece may depend on the one before (a leading space, a
+    character in several tokens). So a short window is decoded, from `start`, the last place where the text
+    was whole, and what was already given out of it is cut off.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self.skip_special_tokens = skip_special_tokens
+        self.window: list[
+            int
+        ] = []  # tokens since the last place where the text was whole, and those before it
+        self.shown = 0  # tokens at the head of the window whose text was given out
+        self.prefix = ""  # that text
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain now, often "". Mutates: the window."""
+        self.window.append(token_id)
+        text = self._decode(self.window)
+        if text.endswith(REPLACEMENT) or len(text) <= len(self.prefix):
+            return ""
+        piece = text[len(self.prefix) :]
+        self.window = self.window[self.shown :]
+        self.shown = len(self.window)
+        self.prefix = self._decode(self.window)
+        return piece
+
+    def finish(self) -> str:
+        """What is left when no token follows: a broken character comes out as the replacement character."""
+        piece = self._decode(self.window)[len(self.prefix) :]
+        self.window, self.shown, self.prefix = [], 0, ""
+        return piece
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self.tokenizer.decode(token_ids, self.skip_special_tokens)
+
+
+def load_tokenizer(path_or_name: str | Path) -> Tokenizer | None:
+    """The tokenizer of a model, or None if it comes without one; requests must then be token ids.
+
+    Raises: CheckpointError as `find_model` and `Tokenizer` do.
+    """
+    directory = find_model(path_or_name)
+    return Tokenizer(directory) if (directory / "tokenizer.json").exists() else None

@@ -1,0 +1,225 @@
+"""All blocks of the KV cache, the queue of free ones, and the index from hash to block.
+
+Every group of layers draws from this one pool. Blocks change hands here and nowhere else: `get_new_blocks`
+takes them (and forgets what they held), `touch` takes them back for a prefix hit, `cache_full_blocks` makes
+them findable, `free_blocks` returns them.
+vLLM: V0 core/block/cpu_gpu_block_allocator.py over naive_block.py and prefix_caching_block.py; V1
+v1/core/block_pool.py BlockPool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from refengine.errors import IntegrityError
+from refengine.hashing import BlockHash, extra_keys
+from refengine.trace.observer import Observer
+from refengine.v1.block import BlockKey, FreeKVCacheBlockQueue, KVCacheBlock
+from refengine.v1.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from refengine.v1.groups.spec import GroupSpec
+from refengine.v1.request import Request
+
+GROUP_ID_BYTES = 4
+
+
+def block_key(block_hash: BlockHash, group_id: int) -> BlockKey:
+    """What the index is keyed by: groups hash the same tokens, but a block holds the layers of one group."""
+    return block_hash + group_id.to_bytes(GROUP_ID_BYTES, "big")
+
+
+class BlockPool:
+    """`num_blocks` blocks with ids from 0. Block 0 is the null block and is never handed out."""
+
+    def __init__(
+        self, num_blocks: int, *, enable_caching: bool = True, enable_events: bool = False, observer: Observer | None = None
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.enable_caching = enable_caching
+        self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
+        self.free_queue = FreeKVCacheBlockQueue(self.blocks)
+        self.null_block = self.free_queue.popleft_n(1)[0]
+        self.null_block.is_null = True
+        # Equal live blocks are not merged, since that would rewrite a block table, and tables only ever grow.
+        # So a key leads to all copies, and the one inserted first is the one that is found.
+        self._index: dict[BlockKey, dict[int, KVCacheBlock]] = {}
+        self._events: list[KVCacheEvent] | None = [] if enable_events else None
+        self.observer = observer
+
+    # -- taking and returning blocks ------------------------------------------------------------------------
+
+    def get_new_blocks(self, n: int) -> list[KVCacheBlock]:
+        """Takes the `n` blocks at the front of the free queue for one user each. They hold nothing findable.
+
+        Mutates: queue, index (a taken block that was cached is evicted), counts.
+        Raises: ValueError, with nothing changed, if `n` is negative or more than there are.
+        """
+        taken = self.free_queue.popleft_n(n)
+        for block in taken:
+            self._evict(block)
+            block.ref_count = 1
+        return taken
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """One more user for each of `blocks`. A free one leaves the queue, contents and hash untouched.
+
+        Mutates: queue, counts.
+        """
+        for block in blocks:
+            if block.ref_count == 0 and not block.is_null:
+                self.free_queue.remove(block)
+            block.ref_count += 1
+
+    def free_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """One user less for each of `blocks`, given in the order in which they should be evicted.
+
+        Whoever has no user left joins the free queue: at the back if its contents can still be found, so that
+        the least recently used goes first, and at the front if not, since it is worth nothing to anybody.
+        Mutates: queue, counts. Raises: IntegrityError for a block that has no user.
+        """
+        findable, worthless = [], []
+        for block in blocks:
+            if block.ref_count == 0:
+                raise IntegrityError(f"block {block.block_id} is released, but nobody uses it")
+            block.ref_count -= 1
+            if block.ref_count == 0 and not block.is_null:
+                (worthless if block.block_hash is None else findable).append(block)
+        self.free_queue.prepend_n(worthless)
+        self.free_queue.append_n(findable)
+
+    # -- finding blocks -------------------------------------------------------------------------------------
+
+    def get_cached_block(self, block_hash: BlockHash, group_ids: Sequence[int]) -> list[KVCacheBlock] | None:
+        """The block that holds this prefix in each of the groups, or None unless all of them have one."""
+        found = []
+        for group_id in group_ids:
+            copies = self._index.get(block_key(block_hash, group_id))
+            if not copies:
+                return None
+            found.append(next(iter(copies.values())))
+        return found
+
+    def cache_full_blocks(
+        self, request: Request, blocks: Sequence[KVCacheBlock], num_cached: int, num_full: int, group: GroupSpec
+    ) -> None:
+        """Publishes blocks `num_cached` to `num_full` of the request's table: from now on they can be found.
+
+        This happens when a step is *scheduled*, before its K/V exist. A request later in the same step may
+        hit them, because within each layer the whole step's K/V are written before attention reads any.
+        Mutates: index, the blocks' hashes, events.
+        """
+        published = []
+        for position in range(num_cached, num_full):
+            block = blocks[position]
+            if block.is_null:
+                continue
+            if block.block_hash is not None:
+                raise IntegrityError(f"block {block.block_id} is published twice, by {request.request_id!r} now")
+            block.block_hash = block_key(request.block_hashes[position], group.group_id)
+            self._index.setdefault(block.block_hash, {})[block.block_id] = block
+            published.append(position)
+        self.announce(request, num_cached, num_full, group, published)
+        if self.observer is not None and published:
+            self.observer.mark(
+                "publish", request.request_id, group=group.group_id, block_ids=[blocks[i].block_id for i in published]
+            )
+
+    def announce(
+        self, request: Request, first: int, last: int, group: GroupSpec, published: Sequence[int] | None = None
+    ) -> None:
+        """Emits one stored event for blocks `first` to `last` of the request, if events are on.
+
+        `published` None: all of them. Mutates: events.
+        """
+        if self._events is None:
+            return
+        positions = range(first, last) if published is None else published
+        adapter = request.adapter
+        self._events.append(
+            BlockStored(
+                block_hashes=tuple(request.block_hashes[i] for i in positions),
+                parent_block_hash=request.block_hashes[first - 1] if first else None,
+                token_ids=tuple(request.token_ids[first * group.block_size : last * group.block_size]),
+                block_size=group.block_size,
+                group_id=group.group_id,
+                kind=group.kind,
+                window=group.window,
+                extra_keys=tuple(_event_keys(request, i == 0) for i in range(first, last)),
+                lora_name=adapter and adapter.name,
+                lora_id=adapter and adapter.adapter_id,
+            )
+        )
+
+    # -- forgetting -----------------------------------------------------------------------------------------
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        """Makes these blocks unfindable, wherever they are. Their users and their place in the queue stay.
+
+        Mutates: index, events. Raises: ValueError for an id that is not in the pool.
+        """
+        for block_id in block_ids:
+            if not 0 < block_id < self.num_blocks:
+                raise ValueError(f"block {block_id} is not in the pool (1 to {self.num_blocks - 1})")
+            self._evict(self.blocks[block_id])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all hashes, if no block is in use: a running request's blocks would become unfindable to itself.
+
+        Returns: whether it was done. Mutates: index, events.
+        """
+        if self.free_queue.num_free_blocks != self.num_blocks - 1:
+            return False
+        self._index.clear()
+        for block in self.blocks:
+            block.block_hash = None
+        if self._events is not None:
+            self._events.append(AllBlocksCleared())
+        return True
+
+    def _evict(self, block: KVCacheBlock) -> None:
+        if block.block_hash is None:
+            return
+        copies = self._index[block.block_hash]
+        del copies[block.block_id]
+        if not copies:
+            del self._index[block.block_hash]
+        if self._events is not None:
+            group_id = int.from_bytes(block.block_hash[-GROUP_ID_BYTES:], "big")
+            self._events.append(BlockRemoved((block.block_hash[:-GROUP_ID_BYTES],), group_id))
+        block.block_hash = None
+
+    # -- looking at it --------------------------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.free_queue.num_free_blocks
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that some request uses, 0 to 1. A cached but free block does not count."""
+        return 1.0 - self.num_free_blocks / (self.num_blocks - 1)
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Drains the event queue. Mutates: events."""
+        events, self._events = self._events or [], [] if self._events is not None else None
+        return events
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless queue, counts and index agree with one another."""
+        self.free_queue.check_integrity()
+        listed = {block.block_id for block in self.free_queue}
+        for block in self.blocks:
+            if not block.is_null and (block.ref_count == 0) != (block.block_id in listed):
+                where = "in" if block.block_id in listed else "not in"
+                raise IntegrityError(f"block {block.block_id} has {block.ref_count} users and is {where} the free queue")
+            if block.block_hash is not None and self._index.get(block.block_hash, {}).get(block.block_id) is not block:
+                raise IntegrityError(f"block {block.block_id} carries a hash under which it cannot be found")
+        for key, copies in self._index.items():
+            for block_id, block in copies.items():
+                if block.block_id != block_id or block.block_hash != key:
+                    raise IntegrityError(f"the index leads to block {block_id}, which carries another hash")
+
+
+def _event_keys(request: Request, is_first_block: bool) -> tuple[str, ...] | None:
+    """Extra keys as events show them: the plain values, without tags and without the adapter's path."""
+    keys = extra_keys(is_first_block, request.adapter, request.cache_salt)
+    return keys and tuple(key[1] for key in keys)

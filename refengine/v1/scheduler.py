@@ -1,0 +1,289 @@
+"""Which requests compute how many tokens in the next step?
+
+One rule covers prefill, chunked prefill, decode and resuming: a request has `num_tokens` tokens, of which
+`num_computed_tokens` are in the cache, and a step gives it some of the difference out of one token budget.
+Running requests are served first, then waiting ones are admitted. A running request that finds no free block
+takes the blocks of the least important one, which starts over later (preemption by recompute).
+
+The computed tokens that a prefix hit brings are subtracted *here*: that is how V1 skips work. The model runner
+is told where to start and never learns why.
+vLLM: V0 core/scheduler.py Scheduler (two phases, and the skip happens in the worker); V1
+v1/core/sched/scheduler.py Scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from refengine.config import EngineConfig
+from refengine.errors import IntegrityError
+from refengine.trace.observer import MarkKind, Observer
+from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from refengine.v1.request import Request, RequestStatus
+from refengine.v1.request_queue import make_queue
+from refengine.v1.scheduler_output import ScheduledRequest, SchedulerOutput
+
+
+@dataclass
+class _Share:
+    """What one request gets in the step that is being put together."""
+
+    request: Request
+    kind: Literal["new", "resumed", "running"]
+    num_tokens: int
+    new_blocks: KVCacheBlocks
+
+
+@dataclass
+class _Draft:
+    """The step so far: tokens left, shares in order, requests that were preempted."""
+
+    budget: int
+    shares: dict[str, _Share] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+
+    def add(self, share: _Share) -> None:
+        self.shares[share.request.request_id] = share
+        self.budget -= share.num_tokens
+
+    def withdraw(self, request: Request) -> bool:
+        """Takes a share back, budget included. Returns: whether there was one."""
+        share = self.shares.pop(request.request_id, None)
+        self.budget += share.num_tokens if share else 0
+        return share is not None
+
+
+class Scheduler:
+    """`running` in order of admission, `waiting` in service order, and every unfinished request by id."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        kv_cache_manager: KVCacheManager,
+        max_model_len: int,
+        eos_token_ids: Sequence[int] = (),
+        observer: Observer | None = None,
+    ) -> None:
+        self.config = config
+        self.kv_cache_manager = kv_cache_manager
+        self.max_model_len = max_model_len
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.observer = observer
+        self.requests: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.waiting = make_queue(config.policy)
+        self._finished_ids: set[str] = set()
+
+    def add_request(self, request: Request) -> None:
+        """Enters a request. Mutates: the waiting queue. Raises: ValueError for an id that is in use."""
+        if request.request_id in self.requests:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    # -- one step: decide -----------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Decides the next step. Mutates: queues, blocks, and each scheduled request's computed tokens."""
+        draft = _Draft(self.config.max_num_batched_tokens)
+        self._schedule_running(draft)
+        if not draft.preempted:  # somebody just lost blocks: they must not go to a newcomer
+            self._schedule_waiting(draft)
+        return self._commit(draft)
+
+    def _schedule_running(self, draft: _Draft) -> None:
+        index = 0
+        while index < len(self.running) and draft.budget > 0:
+            request = self.running[index]
+            num_new_tokens = self._limit(request.num_tokens - request.num_computed_tokens, draft.budget)
+            # The last position of the model is never computed: nothing could follow it.
+            num_new_tokens = min(num_new_tokens, self.max_model_len - 1 - request.num_computed_tokens)
+            if num_new_tokens == 0:
+                index += 1
+                continue
+            new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
+            while new_blocks is None:
+                victim = self._choose_victim()
+                if draft.withdraw(victim):
+                    index -= 1  # the victim stood before this request, which has moved up
+                self._preempt(victim, draft, in_favour_of=request)
+                if victim is request:
+                    return
+                new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
+            draft.add(_Share(request, "running", num_new_tokens, new_blocks))
+            index += 1
+
+    def _schedule_waiting(self, draft: _Draft) -> None:
+        """Admits from the head until one does not fit. Nobody overtakes: that one would wait for ever."""
+        while self.waiting and draft.budget > 0:
+            request = self.waiting.peek()
+            if len(self.running) == self.config.max_num_seqs:
+                self._mark("admit", request, admitted=False, reason="max_num_seqs requests are running")
+                return
+            hits, num_hit_tokens, boundary = self.kv_cache_manager.get_computed_blocks(request)
+            self._mark_lookup(request, hits, num_hit_tokens)
+            num_new_tokens = self._limit(request.num_tokens - num_hit_tokens, draft.budget)
+            if not self.config.enable_chunked_prefill and num_new_tokens < request.num_tokens - num_hit_tokens:
+                self._mark("admit", request, admitted=False, reason="not enough token budget for the whole prompt")
+                return
+            new_blocks = self.kv_cache_manager.allocate_slots(
+                request,
+                num_new_tokens,
+                hits,
+                num_hit_tokens,
+                shared_prefix_boundary=boundary,
+                full_sequence_must_fit=self.config.reserve_full_sequence,
+                keep_watermark=bool(self.running),  # with nobody to protect, it would only stop the engine
+            )
+            if new_blocks is None:
+                self._mark("admit", request, admitted=False, reason="not enough free blocks")
+                return
+            self._admit(self.waiting.pop(), num_hit_tokens)
+            kind: Literal["new", "resumed"] = "resumed" if request.num_preemptions else "new"
+            draft.add(_Share(request, kind, num_new_tokens, new_blocks))
+
+    def _limit(self, num_new_tokens: int, budget: int) -> int:
+        """Cuts a request's wish to the budget, and to the long-prefill threshold if anybody else could go hungry."""
+        threshold = self.config.long_prefill_token_threshold
+        if threshold and len(self.requests) > 1:
+            num_new_tokens = min(num_new_tokens, threshold)
+        return min(num_new_tokens, budget)
+
+    def _admit(self, request: Request, num_hit_tokens: int) -> None:
+        resumed = request.num_preemptions > 0
+        self.kv_cache_manager.stats.record(request.num_tokens, num_hit_tokens, resumed)
+        request.num_computed_tokens = num_hit_tokens
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        self._mark("admit", request, admitted=True, reason="resumed" if resumed else "new")
+
+    def _choose_victim(self) -> Request:
+        """FCFS: whoever was admitted last. Priority: the least important, of these the latest arrival."""
+        if self.config.policy == "priority":
+            return max(self.running, key=lambda request: (request.priority, request.arrival))
+        return self.running[-1]
+
+    def _preempt(self, victim: Request, draft: _Draft, in_favour_of: Request) -> None:
+        """Takes everything from a running request but its tokens and hashes, and puts it back in the queue."""
+        self.running.remove(victim)
+        self.kv_cache_manager.free(victim)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.waiting.put_back(victim)
+        draft.preempted.append(victim)
+        self._mark("admit", victim, admitted=False, reason=f"preempted in favour of {in_favour_of.request_id}")
+
+    def _commit(self, draft: _Draft) -> SchedulerOutput:
+        """Turns the draft into what the runner gets, and counts its tokens as computed from here on."""
+        scheduled = []
+        for share in draft.shares.values():
+            request, is_running = share.request, share.kind == "running"
+            new_ids = share.new_blocks.ids()
+            table = self.kv_cache_manager.block_ids(request.request_id) if not is_running else new_ids
+            scheduled.append(
+                ScheduledRequest(
+                    request.request_id,
+                    share.kind,
+                    share.num_tokens,
+                    request.num_computed_tokens,
+                    table if any(table) else None,
+                    () if is_running else tuple(request.token_ids),
+                    None if is_running else request.sampling_params,
+                )
+            )
+            self._mark("allocate", request, num_tokens=share.num_tokens, block_ids=list(map(list, new_ids)))
+            request.num_computed_tokens += share.num_tokens
+        output = SchedulerOutput(
+            scheduled,
+            frozenset(self._finished_ids),
+            frozenset(request.request_id for request in draft.preempted),
+        )
+        self._finished_ids.clear()
+        return output
+
+    # -- one step: learn what came out ----------------------------------------------------------------------
+
+    def update(self, output: SchedulerOutput, sampled: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """Appends the sampled tokens, ends requests that are done and frees their blocks.
+
+        `sampled` has no entry for a request that has not computed its last token yet.
+        Returns: the tokens that joined each request; a stop in the middle drops the rest.
+        Mutates: requests, `running`, blocks.
+        """
+        appended: dict[str, list[int]] = {}
+        for share in output.scheduled:
+            request = self.requests.get(share.request_id)
+            tokens = sampled.get(share.request_id)
+            if request is None or not tokens:  # None: aborted while the model ran
+                continue
+            appended[request.request_id] = []
+            for token_id in tokens:
+                request.append([token_id])
+                appended[request.request_id].append(token_id)
+                status = self._stop(request)
+                self._mark("append", request, token_id=token_id, finish_reason=status.value if status else None)
+                if status is not None:
+                    self.finish(request.request_id, status)
+                    break
+        return appended
+
+    def _stop(self, request: Request) -> RequestStatus | None:
+        """Whether the token just appended ends the request, and why."""
+        params, token_id = request.sampling_params, request.token_ids[-1]
+        if token_id in self.eos_token_ids and not params.ignore_eos:
+            return RequestStatus.FINISHED_STOPPED
+        if token_id in params.stop_token_ids:
+            request.stop_reason = token_id
+            return RequestStatus.FINISHED_STOPPED
+        if request.num_tokens >= self.max_model_len or request.num_output_tokens >= params.max_tokens:
+            return RequestStatus.FINISHED_LENGTH
+        return None
+
+    def finish(self, request_id: str, status: RequestStatus) -> Request | None:
+        """Ends a request wherever it stands: done, aborted, or stopped by its text.
+
+        Returns: the request, or None if there is none by that id (any more). Mutates: queues, blocks.
+        """
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return None
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        request.status = status
+        self.kv_cache_manager.free(request)
+        self._finished_ids.add(request_id)
+        return request
+
+    # -- looking at it --------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless every request stands in exactly one queue and holds blocks iff it runs."""
+        self.kv_cache_manager.check_integrity()
+        standing = sorted(r.request_id for r in (*self.running, *self.waiting))
+        if standing != sorted(self.requests):
+            raise IntegrityError(f"queues hold {standing}, but the unfinished requests are {sorted(self.requests)}")
+        for request in self.requests.values():
+            is_running = request.status is RequestStatus.RUNNING
+            if is_running != (request in self.running):
+                raise IntegrityError(f"request {request.request_id!r} is {request.status.value} but in the other queue")
+            holds = any(self.kv_cache_manager.block_ids(request.request_id))
+            if holds != is_running:
+                raise IntegrityError(f"request {request.request_id!r} is {request.status.value}, holds blocks: {holds}")
+
+    def _mark_lookup(self, request: Request, hits: KVCacheBlocks, num_hit_tokens: int) -> None:
+        self._mark(
+            "lookup", request, num_tokens=request.num_tokens, hit_tokens=num_hit_tokens, block_ids=list(hits.ids())
+        )
+
+    def _mark(self, kind: MarkKind, request: Request, **facts: Any) -> None:
+        if self.observer is not None:
+            self.observer.mark(kind, request.request_id, **facts)
