@@ -33,7 +33,7 @@ def new_tokens(name: str, x: Tensor, cache: Tensor) -> None:
     """`[num_tokens, num_kv_heads, head_dim]`, with the heads and dtype of the cache."""
     if x.dim() != 3 or x.shape[1:] != cache.shape[2:] or x.dtype != cache.dtype:
         raise ValueError(
-            f"{name} is {_describe(x)}, but this cache holds tokens of {list(cache.shape[2:])} {_dtype(cache)}"
+            f"{name} is {_describe(x)}, but a token of this cache is {list(cache.shape[2:])} {_dtype(cache)}"
         )
 
 
@@ -98,9 +98,7 @@ def pairs(block_pairs: Sequence[tuple[int, int]], num_blocks: int) -> None:
         if not 0 <= block < num_blocks:
             raise ValueError(f"block {block} does not exist; the cache has {num_blocks} blocks")
     if sources & destinations or len(destinations) < len(block_pairs):
-        block = min(sources & destinations, default=None)
-        what = "is overwritten twice" if block is None else f"({block}) is both read and overwritten"
-        raise ValueError(f"a block {what}, so the result would depend on the order of the copies")
+        raise ValueError(f"pairs {list(block_pairs)} write a block that another pair reads or writes")
 
 
 def _describe(x: Tensor) -> str:

@@ -36,7 +36,7 @@ class StepPlan(Protocol):
         """`reshape_and_cache` with the step's slot mapping. Mutates: key_cache, value_cache."""
 
     def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
-        """`paged_attention` with the step's tables and lengths; returns `[num_tokens, num_heads, head_dim]`."""
+        """`paged_attention` with the step's tables and lengths."""
 
 
 class Backend(Protocol):

@@ -141,9 +141,9 @@ def attend(
 def _attend_group(
     group: Group, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float
 ) -> Tensor:
-    """query and result `[num_seqs * query_len, num_heads, head_dim]`; the cache's heads are never repeated."""
+    """query and result `[num_seqs * query_len, num_heads, head_dim]`. KV heads are not repeated."""
     result = F.scaled_dot_product_attention(
-        query.unflatten(0, (group.num_seqs, group.query_len)).transpose(1, 2),
+        query.view(group.num_seqs, group.query_len, *query.shape[1:]).transpose(1, 2),
         _gather(key_cache, group),  # [num_seqs, num_kv_heads, num_keys, head_dim]
         _gather(value_cache, group),
         attn_mask=group.mask,
@@ -156,7 +156,7 @@ def _attend_group(
 
 def _gather(cache: Tensor, group: Group) -> Tensor:
     rows = _flat(cache).index_select(0, group.slots)
-    return rows.unflatten(0, (group.num_seqs, group.num_keys)).transpose(1, 2)
+    return rows.view(group.num_seqs, group.num_keys, *rows.shape[1:]).transpose(1, 2)
 
 
 def _flat(cache: Tensor) -> Tensor:
@@ -198,25 +198,37 @@ def _group(
     padding of a block table, nor the unused end of a block, nor a block behind the window is read, whatever
     it holds.
     """
+    lengths = [length for _, _, length in seqs]
+    window = sliding_window or max(lengths)
+    counts = [min(length, query_len + window - 1) for length in lengths]  # keys that some query sees
+    num_keys = max(counts)
+    alike = query_len == 1 and min(counts) == num_keys
+    causal = min(lengths) == max(lengths) == query_len <= window
+
     device = block_tables.device
-    index, first_row, length = torch.tensor(seqs, device=device).T
-    oldest = torch.zeros_like(length)
-    if sliding_window is not None:
-        oldest = (length - query_len - sliding_window + 1).clamp(min=0)
-    num_keys = int((length - oldest).max())
+    index, row, length, count = torch.tensor(
+        [(*seq, n) for seq, n in zip(seqs, counts, strict=True)], device=device
+    ).T[:, :, None]  # each [num_seqs, 1]
+    key = length - count + torch.arange(num_keys, device=device)  # [num_seqs, num_keys] positions
+    held = torch.minimum(key, length - 1)
+    block = block_tables[index[:, 0]].gather(1, held // block_size).long()
 
-    key = oldest[:, None] + torch.arange(num_keys, device=device)  # [num_seqs, num_keys] positions
-    held = torch.minimum(key, length[:, None] - 1)
-    slots = block_tables[index].gather(1, held // block_size).long() * block_size + held % block_size
-
-    rows: slice | Tensor = slice(seqs[0][1], seqs[-1][1] + query_len)
+    start, stop = seqs[0][1], seqs[-1][1] + query_len
+    together = stop - start == len(seqs) * query_len
     query = torch.arange(query_len, device=device)
-    if rows.stop - rows.start != len(seqs) * query_len:
-        rows = (first_row[:, None] + query).flatten()
+    return Group(
+        num_seqs=len(seqs),
+        query_len=query_len,
+        num_keys=num_keys,
+        rows=slice(start, stop) if together else (row + query).flatten(),
+        slots=(block * block_size + held % block_size).flatten(),
+        mask=None if alike or causal else _mask(key, length - query_len + query, window, dtype),
+        causal=causal,
+    )
 
-    position = (length - query_len)[:, None, None] + query[:, None]  # [num_seqs, query_len, 1]
-    hidden = key[:, None] > position
-    if sliding_window is not None:
-        hidden |= position - key[:, None] >= sliding_window
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
-    return Group(len(seqs), query_len, num_keys, rows, slots.flatten(), mask[:, None], causal=False)
+
+def _mask(key: Tensor, query: Tensor, window: int, dtype: torch.dtype) -> Tensor:
+    """Positions `[num_seqs, num_keys]` and `[num_seqs, query_len]` -> 0 where seen, -inf where hidden."""
+    distance = query[:, :, None] - key[:, None, :]
+    hidden = (distance < 0) | (distance >= window)
+    return torch.zeros(hidden.shape, dtype=dtype, device=key.device).masked_fill_(hidden, -torch.inf)[:, None]

@@ -2,7 +2,8 @@
 
 The decoder hands over a query, key and value; where these are stored and what else is read is all in the
 metadata, built once per step by the model runner.
-vLLM: V0 attention/backends/abstract.py (AttentionMetadata), V1 v1/attention/backend.py (CommonAttentionMetadata).
+vLLM: V0 AttentionMetadata in attention/backends/abstract.py, V1 CommonAttentionMetadata in
+v1/attention/backend.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class PagedAttention:
     Within a layer all writes come before all reads. That is why two requests with the same prefix can share
     its blocks in the very step that computes them.
 
-    Raises: ValueError for metadata that contradicts itself, BackendError (a ValueError) for an unknown backend.
+    Raises: ValueError for metadata that contradicts itself, BackendError for an unknown backend.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class PagedAttention:
 
 
 def causal_attention(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The `attend` of one whole sequence without a cache: the plain definition, for training and comparison."""
+    """The `attend` of one whole sequence without a cache, for training and comparison."""
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return out.squeeze(0).transpose(0, 1)

@@ -18,6 +18,7 @@ HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 POLICIES = ("fcfs", "priority")
 DTYPES = ("float32", "bfloat16", "float16")
 ENGINES = ("v1",)
+MODES = ("fixed", "faithful")
 
 
 def one_of(name: str, value: str, choices: Sequence[str]) -> None:
@@ -56,6 +57,7 @@ class EngineConfig(Options):
 
     model: str = "tiny"  # "tiny" (shipped), a directory, or "org/name" on the Hugging Face hub
     engine: str = "v1"
+    mode: str = "fixed"  # "faithful": vLLM's known defects included, for replaying its decisions
     device: str = "cpu"
     dtype: str = "float32"
     backend: str | None = None  # attention kernels; None: chosen by device
@@ -81,6 +83,7 @@ class EngineConfig(Options):
 
     def __post_init__(self) -> None:
         one_of("engine", self.engine, ENGINES)
+        one_of("mode", self.mode, MODES)
         one_of("dtype", self.dtype, DTYPES)
         one_of("policy", self.policy, POLICIES)
         one_of("hash_algorithm", self.hash_algorithm, HASH_ALGORITHMS)

@@ -18,7 +18,7 @@ from refengine.model.config import ModelConfig
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: keys and values of `block_size` tokens in all layers."""
-    return config.kv_bytes_per_token * block_size * dtype.itemsize
+    return config.kv_elements_per_token * block_size * dtype.itemsize
 
 
 def blocks_that_fit(num_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -27,17 +27,20 @@ def blocks_that_fit(num_bytes: int, config: ModelConfig, block_size: int, dtype:
     Raises: ConfigError if there is no room for the null block and one more.
     vLLM: V0 `Worker.determine_num_available_blocks`, V1 `get_num_blocks` in v1/core/kv_cache_utils.py.
     """
-    num_blocks = num_bytes // block_bytes(config, block_size, dtype)
+    one = block_bytes(config, block_size, dtype)
+    num_blocks = num_bytes // one
     if num_blocks < 2:
         raise ConfigError(
-            f"kv_cache_bytes {num_bytes} holds {num_blocks} blocks of {block_bytes(config, block_size, dtype)} "
-            "bytes; the engine needs at least 2"
+            f"kv_cache_bytes {num_bytes} has room for {num_blocks} blocks of {one} bytes; 2 are the least"
         )
     return num_blocks
 
 
 class KVCache:
-    """`layers[i]` is the (key, value) pair of layer i, each `[num_blocks, block_size, num_kv_heads, head_dim]`."""
+    """`layers[i]` is the (key, value) pair of layer i.
+
+    Each tensor is `[num_blocks, block_size, num_kv_heads, head_dim]`; block 0 is the null block in V1.
+    """
 
     def __init__(
         self,

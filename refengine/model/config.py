@@ -13,6 +13,16 @@ from typing import Any
 from refengine.errors import CheckpointError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_model_len",
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of a Llama-shaped decoder. One query head group of `num_heads // num_kv_heads` shares a KV head."""
+    """Sizes of a Llama-shaped decoder. `num_heads // num_kv_heads` query heads share a KV head."""
 
     vocab_size: int
     hidden_size: int
@@ -50,14 +60,19 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in SIZES:
+            size = getattr(self, name)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise CheckpointError(f"{name} must be a positive whole number, not {size!r}")
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
-                f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}"
+                f"num_attention_heads {self.num_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_kv_heads}"
             )
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Elements of K and V that one token occupies over all layers (multiply by the dtype's size for bytes)."""
+    def kv_elements_per_token(self) -> int:
+        """Numbers (not bytes) that the keys and values of one token occupy over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @classmethod
@@ -69,11 +84,15 @@ class ModelConfig:
         """
         family = raw.get("model_type")
         if family not in FAMILIES:
-            raise CheckpointError(f"model_type {family!r} is not supported; this engine reads {', '.join(FAMILIES)}")
+            raise CheckpointError(
+                f"model_type {family!r} is not supported; this engine reads {', '.join(FAMILIES)}"
+            )
         if raw.get("hidden_act", "silu") != "silu":
             raise CheckpointError(f"hidden_act {raw['hidden_act']!r} is not supported, only 'silu'")
         if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
             raise CheckpointError("sliding-window layers are not supported yet")
+        if raw.get("quantization_config"):
+            raise CheckpointError("quantized weights are not supported, only float32, bfloat16 and float16")
         try:
             num_heads, hidden_size = raw["num_attention_heads"], raw["hidden_size"]
             rope = _rope(raw)
@@ -100,6 +119,8 @@ class ModelConfig:
             )
         except KeyError as missing:
             raise CheckpointError(f"config.json has no {missing.args[0]!r}") from None
+        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+            raise CheckpointError(f"config.json has a value of the wrong kind: {error}") from None
 
 
 def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
@@ -109,7 +130,7 @@ def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _rope(raw: dict[str, Any]) -> tuple[float, RopeScaling]:
-    """transformers 4 writes `rope_theta` and `rope_scaling`; transformers 5 writes both as `rope_parameters`."""
+    """transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 both as `rope_parameters`."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta", raw.get("rope_theta", 10_000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))

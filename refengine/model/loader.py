@@ -44,7 +44,7 @@ def load_model(
     config = read_config(directory)
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
         decoder = Decoder(config)
-    state = _assemble(decoder, config, _Checkpoint(directory), lambda x: x.to(device, dtype))
+    state = _assemble(decoder, config, _Checkpoint(directory), lambda x: x.to(device, dtype, copy=True))
     decoder.load_state_dict(state, assign=True)
     if config.tie_word_embeddings:
         decoder.lm_head.weight = decoder.embed_tokens.weight
@@ -116,7 +116,7 @@ class _Checkpoint:
         self.left: dict[str, Path] = {}
         for shard in _shards(directory):
             handle = self.files[shard.name] = _open(shard)
-            for name in handle.keys():
+            for name in sorted(handle.keys()):
                 if name in self.left:
                     raise CheckpointError(
                         f"tensor {name!r} is in both {self.left[name].name} and {shard.name}"

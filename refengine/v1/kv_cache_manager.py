@@ -154,6 +154,16 @@ class KVCacheManager:
             self.coordinator.cache_blocks(request, min(num_computed_tokens + num_new_tokens, request.num_tokens))
         return KVCacheBlocks(new_blocks)
 
+    def unpublish_uncomputed(self, request: Request) -> None:
+        """Makes the request's blocks past its computed tokens unfindable: what was promised will not be computed.
+
+        Mutates: index, events.
+        """
+        for group in self.coordinator.groups:
+            computed = request.num_computed_tokens // group.block_size
+            table = group.table(request.request_id)
+            self.block_pool.evict_blocks(block.block_id for block in table[computed:] if not block.is_null)
+
     def free(self, request: Request) -> None:
         """Returns all blocks of the request, last one first. Their hashes stay. Mutates: pool, tables."""
         self.coordinator.free(request.request_id)

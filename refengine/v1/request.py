@@ -70,6 +70,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0  # of the prompt, found when the request was first admitted
         self.num_preemptions = 0
         self.shared_prefix_boundary = 0  # tokens; set from the lookup that admitted the request
         self.block_hashes: list[BlockHash] = []

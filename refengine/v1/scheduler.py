@@ -49,7 +49,7 @@ class _Draft:
         self.budget -= share.num_tokens
 
     def withdraw(self, request: Request) -> bool:
-        """Takes a share back, budget included. Returns: whether there was one."""
+        """Takes the request's share back and returns its tokens to the budget. Returns: whether it had one."""
         share = self.shares.pop(request.request_id, None)
         self.budget += share.num_tokens if share else 0
         return share is not None
@@ -108,16 +108,20 @@ class Scheduler:
                 index += 1
                 continue
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
-            while new_blocks is None:
+            while new_blocks is None and request.status is RequestStatus.RUNNING:
                 victim = self._choose_victim()
-                if draft.withdraw(victim):
-                    index -= 1  # the victim stood before this request, which has moved up
+                if self.running.index(victim) < index:
+                    index -= 1  # the victim stands before this request, which moves up
+                if draft.withdraw(victim) and self.config.mode == "fixed":
+                    # Its blocks were published when it got its share, and now nobody will compute them. vLLM
+                    # 0.33.0 leaves them in the index, where the victim itself finds them when it resumes.
+                    self.kv_cache_manager.unpublish_uncomputed(victim)
                 self._preempt(victim, draft, in_favour_of=request)
-                if victim is request:
-                    return
-                new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
-            draft.add(_Share(request, "running", num_new_tokens, new_blocks))
-            index += 1
+                if victim is not request:
+                    new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
+            if new_blocks is not None:
+                draft.add(_Share(request, "running", num_new_tokens, new_blocks))
+                index += 1  # else it was its own victim, and the next one stands at this index now
 
     def _schedule_waiting(self, draft: _Draft) -> None:
         """Admits from the head until one does not fit. Nobody overtakes: that one would wait for ever."""
@@ -161,6 +165,8 @@ class Scheduler:
         request.num_computed_tokens = num_hit_tokens
         request.status = RequestStatus.RUNNING
         self.running.append(request)
+        if not resumed:
+            request.num_cached_tokens = num_hit_tokens
         self._mark("admit", request, admitted=True, reason="resumed" if resumed else "new")
 
     def _choose_victim(self) -> Request:
@@ -184,21 +190,20 @@ class Scheduler:
         """Turns the draft into what the runner gets, and counts its tokens as computed from here on."""
         scheduled = []
         for share in draft.shares.values():
-            request, is_running = share.request, share.kind == "running"
-            new_ids = share.new_blocks.ids()
-            table = self.kv_cache_manager.block_ids(request.request_id) if not is_running else new_ids
+            request, new_ids = share.request, share.new_blocks.ids()
+            whole = {} if share.kind == "running" else self._whole(request)
+            block_ids = whole.pop("block_ids", new_ids if any(new_ids) else None)
             scheduled.append(
                 ScheduledRequest(
                     request.request_id,
                     share.kind,
                     share.num_tokens,
                     request.num_computed_tokens,
-                    table if any(table) else None,
-                    () if is_running else tuple(request.token_ids),
-                    None if is_running else request.sampling_params,
+                    block_ids,
+                    **whole,
                 )
             )
-            self._mark("allocate", request, num_tokens=share.num_tokens, block_ids=list(map(list, new_ids)))
+            self._mark("allocate", request, num_tokens=share.num_tokens, block_ids=list(new_ids))
             request.num_computed_tokens += share.num_tokens
         output = SchedulerOutput(
             scheduled,
@@ -207,6 +212,15 @@ class Scheduler:
         )
         self._finished_ids.clear()
         return output
+
+    def _whole(self, request: Request) -> dict[str, Any]:
+        """What the runner needs to know of a request it has not seen, or has forgotten."""
+        return {
+            "block_ids": self.kv_cache_manager.block_ids(request.request_id),
+            "token_ids": tuple(request.token_ids),
+            "num_prompt_tokens": request.num_prompt_tokens,
+            "sampling_params": request.sampling_params,
+        }
 
     # -- one step: learn what came out ----------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class SchedulerDriver:
         except ConfigError as error:
             raise NotSupported(str(error)) from None
         engine_config = EngineConfig(
+            mode="faithful",
             block_size=block_size,
             **{
                 name: config[name]

@@ -1,0 +1,179 @@
+"""The front door: prompts in, text out.
+
+    llm = LLM()                                     # the tiny model, V1, on the CPU
+    llm.generate("Q: What is a block table?\\nA:")
+
+`LLM` turns text into tokens, hands requests to an engine and steps it until they are done, and turns tokens
+into text again. Which requests run when, and on which blocks, is entirely the engine's business.
+vLLM: V0 and V1 entrypoints/llm.py LLM.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from refengine.config import EngineConfig
+from refengine.errors import ConfigError, RequestError
+from refengine.model.loader import load_model
+from refengine.model.tokenizer import load_tokenizer
+from refengine.outputs import OutputProcessor, RequestOutput
+from refengine.sampling import SamplingParams
+from refengine.trace.observer import Observer
+from refengine.v1.engine import EngineCore
+
+Prompt = str | Sequence[int]  # text, or token ids
+
+
+class LLM:
+    """A model and an engine around it. Options are the fields of `EngineConfig`; a misspelt one is refused."""
+
+    def __init__(self, model: str = "tiny", *, observer: Observer | None = None, **options: Any) -> None:
+        """`model`: "tiny", a directory, or "org/name" on the Hugging Face hub.
+
+        Raises: ConfigError, CheckpointError.
+        """
+        self.config = EngineConfig(model=model, **options)
+        _check_device(self.config.device)
+        decoder = load_model(model, getattr(torch, self.config.dtype), self.config.device)
+        self.tokenizer = load_tokenizer(model)
+        eos_token_ids = self.tokenizer.eos_token_ids if self.tokenizer else decoder.config.eos_token_ids
+        self.engine = EngineCore(self.config, decoder, eos_token_ids, observer)
+        self._processors: dict[str, OutputProcessor] = {}
+        self._counter = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_ids: Sequence[str] | None = None,
+        **request_options: Any,
+    ) -> list[RequestOutput]:
+        """Runs all prompts to their end, in one batch. Returns: one output per prompt, in order.
+
+        `params`: one for all, or one per prompt. `request_options`: priority, cache_salt, adapter, report_full,
+        the same for all. A single bad prompt raises; in a list it fails alone, and its output has `error` set.
+        If the call is interrupted, its requests are aborted and the engine stays usable.
+        Raises: RequestError, ConfigError.
+        """
+        is_single = _is_single(prompts)
+        outputs = self._start(prompts, params, request_ids, request_options)
+        if is_single and outputs[0].error is not None:
+            raise outputs[0].error
+        for _ in self._run(outputs):
+            pass
+        return outputs
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_ids: Sequence[str] | None = None,
+        **request_options: Any,
+    ) -> Iterator[RequestOutput]:
+        """Like `generate`, but yields each request's output after every step that added to it.
+
+        The same object is yielded again and grows; `new_text` is what the step added. Leaving the loop early
+        aborts what is unfinished.
+        """
+        outputs = self._start(prompts, params, request_ids, request_options)
+        yield from (output for output in outputs if output.error is not None)
+        yield from self._run(outputs)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes. Returns: False, with nothing changed, while a request runs."""
+        return self.engine.reset_prefix_cache()
+
+    def _start(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        request_ids: Sequence[str] | None,
+        request_options: dict[str, Any],
+    ) -> list[RequestOutput]:
+        """Enters one request per prompt. A bad one gets an output with its error and touches nothing."""
+        batch: Sequence[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        all_params = _one_each("params", params or SamplingParams(), len(batch), SamplingParams)
+        ids = _one_each("request_ids", request_ids or [f"request-{next(self._counter)}" for _ in batch], len(batch))
+        return [self._enter(*each, request_options) for each in zip(ids, batch, all_params, strict=True)]
+
+    def _enter(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, options: dict[str, Any]
+    ) -> RequestOutput:
+        text = prompt if isinstance(prompt, str) else None
+        try:
+            token_ids = self._encode(request_id, prompt)
+            self.engine.add_request(request_id, token_ids, params, **options)
+        except RequestError as error:
+            return RequestOutput(request_id, text, [], finish_reason="error", error=error)
+        processor = OutputProcessor(request_id, text, token_ids, params, self.tokenizer)
+        self._processors[request_id] = processor
+        return processor.output
+
+    def _encode(self, request_id: str, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError(request_id, "the model came without a tokenizer, so a prompt must be token ids")
+            return self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence):
+            raise RequestError(request_id, f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+        return list(prompt)
+
+    def _run(self, outputs: Sequence[RequestOutput]) -> Iterator[RequestOutput]:
+        """Steps the engine until these requests are done. Whatever happens, none of them stays behind."""
+        unfinished = {output.request_id for output in outputs if not output.finished}
+        try:
+            while unfinished:
+                for output in self._step():
+                    if output.request_id in unfinished:
+                        if output.finished:
+                            unfinished.discard(output.request_id)
+                        yield output
+        finally:
+            for request_id in unfinished:
+                self.engine.finish(request_id)
+                self._processors.pop(request_id, None)
+
+    def _step(self) -> list[RequestOutput]:
+        """One engine step. Returns: the outputs it added to."""
+        changed = []
+        for step in self.engine.step():
+            processor = self._processors[step.request_id]
+            if processor.process(step):
+                self.engine.finish(step.request_id, "stop")
+            if processor.output.finished:
+                del self._processors[step.request_id]
+            if step.token_ids or step.finish_reason:
+                changed.append(processor.output)
+        return changed
+
+
+def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is one prompt: a text, or a list that begins with a number (an empty list is no prompts)."""
+    return isinstance(prompts, str) or bool(len(prompts) and isinstance(prompts[0], int))
+
+
+def _one_each(name: str, value: Any, count: int, single: type | None = None) -> list[Any]:
+    """`value` for each of `count` prompts. Raises: ConfigError for a list of another length."""
+    if single is not None and isinstance(value, single):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise ConfigError(f"{len(values)} {name} for {count} prompts; give one for each")
+    return values
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ConfigError(f"device {device!r} is not one that torch knows; use 'cpu' or 'cuda'") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA GPU here; `refengine doctor` tells more")
+
+

@@ -1,0 +1,197 @@
+"""The engine: schedule, execute, update, once per step.
+
+Data flows one way. Requests go into the scheduler, which asks the cache manager; its output goes through the
+model runner; the sampled tokens go back into the scheduler.
+vLLM: V0 engine/llm_engine.py LLMEngine.step; V1 v1/engine/core.py EngineCore.step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from refengine.config import EngineConfig
+from refengine.errors import ConfigError, RequestError
+from refengine.hashing import Adapter, BlockHasher
+from refengine.kv_cache import KVCache, blocks_that_fit
+from refengine.model.decoder import Decoder
+from refengine.outputs import StepOutput
+from refengine.sampling import SamplingParams
+from refengine.trace.observer import Observer
+from refengine.v1.events import KVCacheEvent
+from refengine.v1.groups.base import num_blocks_for
+from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
+from refengine.v1.input_batch import InputBatch
+from refengine.v1.kv_cache_manager import KVCacheManager
+from refengine.v1.model_runner import ModelRunner, ModelRunnerOutput
+from refengine.v1.request import Request, RequestStatus
+from refengine.v1.scheduler import Scheduler
+from refengine.v1.scheduler_output import SchedulerOutput
+
+
+class EngineCore:
+    """Requests in, tokens out. Knows token ids only; text is the business of `LLM`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Decoder,
+        eos_token_ids: Sequence[int] = (),
+        observer: Observer | None = None,
+    ) -> None:
+        """Raises: ConfigError if the options do not fit the model or one another."""
+        self.config = config
+        self.vocab_size = model.config.vocab_size
+        self.max_model_len = _max_model_len(config, model)
+        self.observer = observer
+        dtype, device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
+        self.num_blocks = config.num_blocks or blocks_that_fit(
+            config.kv_cache_bytes, model.config, config.block_size, dtype
+        )
+        self.hasher = (
+            BlockHasher(config.hash_algorithm, config.block_size, config.hash_seed)
+            if config.enable_prefix_caching
+            else None
+        )
+        self.kv_cache_manager = KVCacheManager(
+            [GroupSpec(0, FULL_ATTENTION, config.block_size)],
+            self.num_blocks,
+            self.max_model_len,
+            enable_caching=config.enable_prefix_caching,
+            enable_events=config.enable_kv_events,
+            watermark=config.watermark,
+            observer=observer,
+        )
+        self.scheduler = Scheduler(config, self.kv_cache_manager, self.max_model_len, eos_token_ids, observer)
+        self.model_runner = ModelRunner(
+            model,
+            KVCache(model.config, self.num_blocks, config.block_size, dtype, device),
+            InputBatch(config.max_num_seqs, self.max_model_len, config.block_size),
+            backend=config.backend,
+            observer=observer,
+        )
+        self._num_arrived = 0
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        adapter: Adapter | None = None,
+        cache_salt: str | None = None,
+        report_full: bool = False,
+    ) -> None:
+        """Enters a request. Mutates: the waiting queue.
+
+        Raises: RequestError, with nothing changed, if the request could never be served.
+        """
+        self._validate(request_id, prompt_token_ids, params)
+        arrival, self._num_arrived = self._num_arrived, self._num_arrived + 1
+        if params.seed is None and not params.greedy:
+            params = dataclasses.replace(params, seed=self.config.seed + arrival)  # reproducible, yet all different
+        self.scheduler.add_request(
+            Request(
+                request_id,
+                prompt_token_ids,
+                params,
+                hasher=self.hasher,
+                arrival=arrival,
+                priority=priority,
+                adapter=adapter,
+                cache_salt=cache_salt,
+                report_full=report_full,
+            )
+        )
+
+    def step(self) -> list[StepOutput]:
+        """One step of all requests. Returns: what it added to each. Mutates: everything below."""
+        if self.observer is not None:
+            self.observer.begin_step()
+        scheduler_output = self.scheduler.schedule()
+        model_output = self.model_runner.execute(scheduler_output)
+        return self._update(scheduler_output, model_output)
+
+    def _update(self, scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput) -> list[StepOutput]:
+        requests = {share.request_id: self.scheduler.requests[share.request_id] for share in scheduler_output.scheduled}
+        appended = self.scheduler.update(scheduler_output, model_output.sampled)
+        if self.config.check_integrity:
+            self.scheduler.check_integrity()
+        if self.observer is not None:
+            pool = self.kv_cache_manager.block_pool
+            self.observer.end_step(
+                [block.block_id for block in pool.free_queue],
+                [block.block_id for block in pool.blocks if block.block_hash is not None],
+            )
+        return [
+            StepOutput(
+                request_id,
+                appended.get(request_id, []),
+                request.status.value if request.status.is_finished else None,
+                request.stop_reason,
+                request.num_cached_tokens,
+                model_output.logprobs.get(request_id, []),
+                model_output.prompt_logprobs.get(request_id),
+            )
+            for request_id, request in requests.items()
+        ]
+
+    def finish(self, request_id: str, reason: str = "abort") -> None:
+        """Ends a request at once: "abort" for a caller that lost interest, "stop" for a stop string.
+
+        Mutates: queues, blocks. A request that is not there (any more) is fine.
+        """
+        self.scheduler.finish(request_id, RequestStatus(reason))
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes. Returns: False, with nothing changed, while a request runs."""
+        return self.kv_cache_manager.reset_prefix_cache()
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Drains the KV events (see `enable_kv_events`). Mutates: the event queue."""
+        return self.kv_cache_manager.take_events()
+
+    def _validate(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        if request_id in self.scheduler.requests:
+            raise RequestError(request_id, "the id is in use by an unfinished request")
+        num_tokens = len(prompt_token_ids)
+        if num_tokens == 0:
+            raise RequestError(request_id, "the prompt is empty; at least one token is needed to predict the next")
+        for token_id in prompt_token_ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < self.vocab_size:
+                raise RequestError(
+                    request_id, f"token id {token_id!r} is not in the vocabulary (0 to {self.vocab_size - 1})"
+                )
+        if num_tokens >= self.max_model_len:
+            raise RequestError(
+                request_id,
+                f"the prompt has {num_tokens} tokens, but prompt and output together are limited to "
+                f"{self.max_model_len}",
+            )
+        # The last sampled token is never computed and needs no slot.
+        longest = min(num_tokens + params.max_tokens, self.max_model_len) - 1
+        needed = num_blocks_for(longest, self.config.block_size)
+        if needed > self.num_blocks - 1:
+            raise RequestError(
+                request_id,
+                f"it can never fit: {num_tokens} prompt tokens and up to {params.max_tokens} more need {needed} "
+                f"blocks, and the whole cache has {self.num_blocks - 1}",
+            )
+
+
+def _max_model_len(config: EngineConfig, model: Decoder) -> int:
+    limit = model.config.max_model_len
+    max_model_len = config.max_model_len or limit
+    if max_model_len > limit:
+        raise ConfigError(f"max_model_len {max_model_len} is beyond what the model was made for, {limit} tokens")
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        raise ConfigError(
+            f"without chunked prefill a prompt must fit in one step: max_num_batched_tokens "
+            f"{config.max_num_batched_tokens} is below max_model_len {max_model_len}"
+        )
+    return max_model_len

@@ -1,0 +1,155 @@
+"""From a scheduling decision to tensors, through the network, to sampled tokens.
+
+The runner starts each request at the position the scheduler names. It has no notion of a prefix hit: skipped
+tokens are simply never in the input, and their K/V are found because the block table points at them.
+vLLM: V0 worker/model_runner.py, where `_compute_for_prefix_cache_hit` does the skipping; V1
+v1/worker/gpu_model_runner.py GPUModelRunner (`_update_states`, `_prepare_inputs`) and v1/worker/gpu/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from refengine.attention import AttentionMetadata, PagedAttention
+from refengine.kv_cache import KVCache
+from refengine.model.decoder import Decoder
+from refengine.sampling import Logprob, SamplingParams, sample, token_logprobs
+from refengine.trace.observer import Observer
+from refengine.v1.input_batch import InputBatch
+from refengine.v1.scheduler_output import ScheduledRequest, SchedulerOutput
+
+SEED_STRIDE = 1_000_003  # spreads the seeds of neighbouring requests over positions
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """One step as tensors. Tokens of all requests lie one after another, in the scheduler's order."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    metadata: AttentionMetadata
+
+
+@dataclass(frozen=True)
+class ModelRunnerOutput:
+    """By request id. A request that has not computed its last token yet has no entry in `sampled`."""
+
+    sampled: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[dict[int, Logprob]]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, tuple[int, list[dict[int, Logprob]]]] = field(default_factory=dict)  # from position
+
+
+class ModelRunner:
+    """Owns the network, the KV tensors and the persistent batch."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        batch: InputBatch,
+        *,
+        backend: str | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.model = model
+        self.kv_cache = kv_cache
+        self.batch = batch
+        self.backend = backend
+        self.observer = observer
+        self.device = model.embed_tokens.weight.device
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Runs one step. Mutates: the batch, the KV cache."""
+        self._update_states(output)
+        if not output.scheduled:
+            return ModelRunnerOutput()
+        model_input = self._prepare_inputs(output.scheduled)
+        attend = PagedAttention(self.kv_cache, model_input.metadata, self.backend)
+        hidden = self.model(model_input.token_ids, model_input.positions, attend)
+        return self._sample(output.scheduled, hidden)
+
+    def _update_states(self, output: SchedulerOutput) -> None:
+        """Brings the batch up to what the scheduler knows: rows leave, rows arrive, tables grow."""
+        for request_id in output.finished_ids | output.preempted_ids:
+            self.batch.remove(request_id)
+        for share in output.scheduled:
+            if share.kind != "running":
+                self.batch.add(share)
+            if share.block_ids is not None:
+                self.batch.add_blocks(share.request_id, share.block_ids[0])
+
+    def _prepare_inputs(self, scheduled: list[ScheduledRequest]) -> ModelInput:
+        """Token ids, positions, slots and attention metadata of the step, without a loop over tokens."""
+        batch, block_size = self.batch, self.batch.block_size
+        rows = np.array([batch.row_of[share.request_id] for share in scheduled])
+        counts = np.array([share.num_tokens for share in scheduled])
+        first = batch.num_computed_tokens[rows]  # the scheduler's word, brought along in each row
+        query_start_loc = np.concatenate(([0], counts.cumsum()))
+        row_of_token = np.repeat(rows, counts)  # [num_tokens]
+        positions = np.arange(query_start_loc[-1]) + np.repeat(first - query_start_loc[:-1], counts)
+        slots = batch.block_table[row_of_token, positions // block_size] * block_size + positions % block_size
+        metadata = AttentionMetadata(
+            slot_mapping=self._tensor(slots),
+            block_tables=self._tensor(batch.block_table[rows, : batch.num_blocks[rows].max()]),
+            query_start_loc=self._tensor(query_start_loc),
+            seq_lens=self._tensor(first + counts),
+        )
+        batch.num_computed_tokens[rows] += counts
+        if self.observer is not None:
+            for share, start in zip(scheduled, first.tolist(), strict=True):
+                self.observer.mark("run", share.request_id, start=start, num_tokens=share.num_tokens)
+        return ModelInput(self._tensor(batch.token_ids[row_of_token, positions]), self._tensor(positions), metadata)
+
+    def _sample(self, scheduled: list[ScheduledRequest], hidden: Tensor) -> ModelRunnerOutput:
+        """One token for each request that has computed all it has. Mutates: their rows."""
+        output = ModelRunnerOutput()
+        ends = np.cumsum([share.num_tokens for share in scheduled])
+        ready: list[tuple[str, int, int]] = []  # request, its row, the index of its last token in `hidden`
+        for share, end in zip(scheduled, ends.tolist(), strict=True):
+            row = self.batch.row_of[share.request_id]
+            if self.batch.params[row].prompt_logprobs is not None:
+                self._score_prompt(share, row, hidden[end - share.num_tokens : end], output)
+            if self.batch.num_computed_tokens[row] == self.batch.num_tokens[row]:
+                ready.append((share.request_id, row, end - 1))
+        if not ready:
+            return output
+        logits = self.model.logits(hidden[[index for _, _, index in ready]])  # [num_ready, vocab_size]
+        params = [self.batch.params[row] for _, row, _ in ready]
+        token_ids = sample(logits, params, [self._generator(row) for _, row, _ in ready])
+        for i, ((request_id, row, _), token_id) in enumerate(zip(ready, token_ids.tolist(), strict=True)):
+            self.batch.add_token(row, token_id)
+            output.sampled[request_id] = [token_id]
+            wanted = params[i].logprobs
+            if wanted is not None:
+                output.logprobs[request_id] = token_logprobs(logits[i : i + 1], token_ids[i : i + 1], wanted)
+        return output
+
+    def _score_prompt(self, share: ScheduledRequest, row: int, hidden: Tensor, output: ModelRunnerOutput) -> None:
+        """Log-probabilities of the prompt tokens that this chunk predicts. Mutates: `output`."""
+        end = int(self.batch.num_computed_tokens[row])
+        first = end - share.num_tokens + 1  # the chunk's first token predicts the one after it
+        following = self.batch.token_ids[row, first : min(end + 1, self.batch.num_prompt_tokens[row])]
+        if len(following):
+            logits = self.model.logits(hidden[: len(following)])
+            wanted = self.batch.params[row].prompt_logprobs or 0
+            scores = token_logprobs(logits, self._tensor(following), wanted)
+            output.prompt_logprobs[share.request_id] = (first, scores)
+
+    def _generator(self, row: int) -> torch.Generator | None:
+        """The randomness of a row's next token: a function of its seed and position alone.
+
+        So neither batch neighbours nor preemption, which forgets the row, can change what a seed gives.
+        """
+        params: SamplingParams = self.batch.params[row]
+        if params.greedy or params.seed is None:
+            return None
+        position = int(self.batch.num_tokens[row])
+        return torch.Generator(self.device).manual_seed((params.seed * SEED_STRIDE + position) % 2**63)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+        return torch.from_numpy(array).to(self.device)
