@@ -1,0 +1,75 @@
+"""The `refengine` command. Arguments here, work in `refengine.commands`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from refengine.errors import RefengineError
+
+app = typer.Typer(
+    help="An LLM inference engine that is made to be read.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure, as ratios within one run.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@app.command()
+def demo(
+    model: Annotated[str, typer.Option(help='"tiny", a model directory, or "org/name" on the hub')] = "tiny",
+    engine: Annotated[str, typer.Option(help="which generation runs: v1")] = "v1",
+    facts: Annotated[int, typer.Option(min=1, max=30, help="facts in the text that all prompts share")] = 10,
+    questions: Annotated[int, typer.Option(min=1, max=30, help="prompts, each with another question")] = 6,
+    seed: Annotated[int, typer.Option(help="draws another text and other questions")] = 0,
+    block_size: Annotated[int, typer.Option(min=1, help="tokens per block")] = 16,
+    corrupt: Annotated[bool, typer.Option(help="shift the cached values by one block after the first request")] = False,
+    json: Annotated[Path | None, typer.Option(help="write the record of every step to this file")] = None,
+) -> None:
+    """Prompts that share a long text: who computed what, who found what, and what it was worth."""
+    from refengine.commands.demo import DemoOptions, run_demo
+
+    run_demo(DemoOptions(model, engine, facts, questions, seed, block_size, corrupt, json), Console())
+
+
+@app.command()
+def doctor() -> None:
+    """What is installed, what will be used, and one verdict. Exit status 0: ready."""
+    from refengine.commands.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(Console()))
+
+
+@bench.command("engine")
+def bench_engine(
+    against: Annotated[str, typer.Option(help="what to compare with: transformers")] = "transformers",
+    rounds: Annotated[int, typer.Option(min=1, help="the fastest of so many rounds counts")] = 3,
+    new_tokens: Annotated[int, typer.Option(min=1, help="tokens to generate per request")] = 64,
+    json: Annotated[Path | None, typer.Option(help="write the numbers to this file")] = None,
+) -> None:
+    """The engine beside another one, in the same process, on the same random model."""
+    from refengine.commands.bench_engine import run_bench
+
+    run_bench(against, rounds, new_tokens, json, Console())
+
+
+def main() -> None:
+    """Entry point. An error that a user can act on is one sentence and exit status 2; Ctrl-C is 130."""
+    try:
+        app()
+    except RefengineError as error:
+        print(f"refengine: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("refengine: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the `refengine` command does, one module a subcommand; `refengine.cli` only reads the arguments."""

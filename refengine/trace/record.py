@@ -1,0 +1,135 @@
+"""A recorder: all marks of all steps as plain data, for tables, pictures, files and tests.
+
+A record is JSON from end to end, so a picture drawn from a file and one drawn from a running engine are the
+same. `Record.requests()` boils the marks down to what one wants to know of each request.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from refengine.trace.observer import MarkKind
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One of the six marks, in one step, of one request. `facts`: see `refengine.trace.observer`."""
+
+    kind: MarkKind
+    request_id: str
+    facts: dict[str, Any]
+
+
+@dataclass
+class Step:
+    """One scheduling step: its marks in order, how the pool stood at its end, and when it began and ended."""
+
+    marks: list[Mark] = field(default_factory=list)
+    free_block_ids: list[int] = field(default_factory=list)  # the free queue, front first
+    cached_block_ids: list[int] = field(default_factory=list)
+    began: float = 0.0  # seconds, of a clock with no meaning of its own
+    ended: float = 0.0
+
+
+@dataclass
+class RequestSummary:
+    """One request in one line. `hit_tokens` is what its admission found; later resumptions are not in it."""
+
+    request_id: str
+    num_prompt_tokens: int
+    hit_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)  # as last seen, hits first, of the first group
+    num_shared_blocks: int = 0  # of these, found in the cache
+    scheduled: list[tuple[int, int]] = field(default_factory=list)  # (step, tokens)
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    first_token_step: int | None = None
+    finish_reason: str | None = None
+
+
+class Recorder:
+    """An observer that keeps everything. Mutates: `steps` grows with every step of the engine it watches."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def begin_step(self) -> None:
+        self.steps.append(Step(began=time.perf_counter()))
+
+    def mark(self, kind: MarkKind, request_id: str, **facts: Any) -> None:
+        self.steps[-1].marks.append(Mark(kind, request_id, facts))
+
+    def end_step(self, free_block_ids: list[int], cached_block_ids: list[int]) -> None:
+        step = self.steps[-1]
+        step.free_block_ids, step.cached_block_ids = free_block_ids, cached_block_ids
+        step.ended = time.perf_counter()
+
+    @property
+    def record(self) -> Record:
+        return Record(self.steps)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was recorded, readable without the engine it came from."""
+
+    steps: list[Step]
+
+    def marks(self) -> Iterator[tuple[int, Mark]]:
+        """Every mark with the index of its step, in order."""
+        for index, step in enumerate(self.steps):
+            for mark in step.marks:
+                yield index, mark
+
+    def requests(self) -> list[RequestSummary]:
+        """One summary per request, in the order in which they were first looked at."""
+        summaries: dict[str, RequestSummary] = {}
+        for index, mark in self.marks():
+            if mark.request_id not in summaries:
+                summaries[mark.request_id] = RequestSummary(mark.request_id, mark.facts.get("num_tokens", 0))
+            self._add(summaries[mark.request_id], index, mark)
+        return list(summaries.values())
+
+    def _add(self, summary: RequestSummary, index: int, mark: Mark) -> None:
+        facts = mark.facts
+        if mark.kind == "lookup":
+            summary.block_ids = list(facts["block_ids"][0])
+            summary.num_shared_blocks = len(summary.block_ids)
+            if not summary.scheduled:
+                summary.hit_tokens = facts["hit_tokens"]
+        elif mark.kind == "admit" and facts["reason"].startswith("preempted"):
+            summary.num_preemptions += 1
+        elif mark.kind == "allocate":
+            summary.block_ids += facts["block_ids"][0]
+        elif mark.kind == "run":
+            summary.scheduled.append((index, facts["num_tokens"]))
+        elif mark.kind == "append":
+            summary.num_output_tokens += 1
+            summary.finish_reason = facts["finish_reason"]
+            if summary.first_token_step is None:
+                summary.first_token_step = index
+
+    def save(self, path: str | Path) -> None:
+        """Writes the record as JSON. Mutates: the file."""
+        document = {"schema": SCHEMA, "steps": [asdict(step) for step in self.steps]}
+        Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Record:
+        """Reads what `save` wrote. Raises: ValueError if it is no record of this schema."""
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        if document.get("schema") != SCHEMA:
+            raise ValueError(f"{path} is not a record of schema {SCHEMA}")
+        return cls(
+            [
+                Step(**{**step, "marks": [Mark(**mark) for mark in step["marks"]]})
+                for step in document["steps"]
+            ]
+        )
