@@ -1,7 +1,7 @@
 """A small LLM inference engine, made to be read: vLLM's two generations on the same request, decision by decision."""
 
 from refengine.config import EngineConfig
-from refengine.errors import CheckpointError, ConfigError, IntegrityError, RefengineError, RequestError
+from refengine.errors import CheckpointError, ConfigError, IntegrityError, PartError, RefengineError, RequestError
 from refengine.llm import LLM
 from refengine.outputs import RequestOutput
 from refengine.sampling import SamplingParams
@@ -12,6 +12,7 @@ __all__ = [
     "ConfigError",
     "EngineConfig",
     "IntegrityError",
+    "PartError",
     "RefengineError",
     "RequestError",
     "RequestOutput",

@@ -26,3 +26,7 @@ class RequestError(RefengineError, ValueError):
 
 class IntegrityError(RefengineError, AssertionError):
     """A structure contradicts itself: `check_integrity()` found a broken invariant. Always a bug of a part."""
+
+
+class PartError(RefengineError):
+    """A part that a reader plugged in failed: names the part, the call and what was expected of it."""

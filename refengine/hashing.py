@@ -27,6 +27,7 @@ from refengine.config import HASH_ALGORITHMS, one_of
 BlockHash = bytes  # a digest: 32 bytes for the SHA-256 variants, 16 for the xxHash ones
 ExtraKeys = tuple[tuple[str, ...], ...]  # tagged, so that an adapter "x" and a salt "x" differ
 HashFunction = Callable[[Any], BlockHash]
+HashBlock = Callable[[BlockHash, tuple[int, ...], Any], BlockHash]  # parent, tokens, extra keys
 
 DEFAULT_SEED = "vllm-none-hash"
 
@@ -99,15 +100,24 @@ class BlockHasher:
     exists only once they do: for draft heads whose K/V at a position depend on the next tokens.
     """
 
-    def __init__(self, algorithm: str, block_size: int, seed: str | None = None, lookahead: int = 0) -> None:
-        self.function = hash_function(algorithm)
+    def __init__(
+        self,
+        algorithm: str,
+        block_size: int,
+        seed: str | None = None,
+        lookahead: int = 0,
+        hash_block: HashBlock | None = None,
+    ) -> None:
+        """`hash_block` takes the place of the algorithm, but not of its start value."""
+        function = hash_function(algorithm)
+        self._hash_block = hash_block or (lambda parent, token_ids, extra: function((parent, token_ids, extra)))
         self.start = start_value(algorithm, seed)
         self.block_size = block_size
         self.lookahead = lookahead
 
     def hash_block(self, parent: BlockHash | None, token_ids: Sequence[int], extra: Any = None) -> BlockHash:
         """Digest of one block. `parent` None: this is the first block of its request."""
-        return self.function((parent if parent is not None else self.start, tuple(token_ids), extra))
+        return self._hash_block(parent if parent is not None else self.start, tuple(token_ids), extra)
 
     def extend(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from refengine.errors import ConfigError, RequestError
 from refengine.model.loader import load_model
 from refengine.model.tokenizer import load_tokenizer
 from refengine.outputs import OutputProcessor, RequestOutput
+from refengine.parts import load_parts
 from refengine.sampling import SamplingParams
 from refengine.trace.observer import Observer
 from refengine.v1.engine import EngineCore
@@ -31,17 +32,19 @@ Prompt = str | Sequence[int]  # text, or token ids
 class LLM:
     """A model and an engine around it. Options are the fields of `EngineConfig`; a misspelt one is refused."""
 
-    def __init__(self, model: str = "tiny", *, observer: Observer | None = None, **options: Any) -> None:
-        """`model`: "tiny", a directory, or "org/name" on the Hugging Face hub.
+    def __init__(
+        self, model: str = "tiny", *, observer: Observer | None = None, parts: Any = None, **options: Any
+    ) -> None:
+        """`model`: "tiny", a directory, or "org/name" on the hub. `parts`: see `refengine.parts`.
 
-        Raises: ConfigError, CheckpointError.
+        Raises: ConfigError, CheckpointError, PartError.
         """
         self.config = EngineConfig(model=model, **options)
         _check_device(self.config.device)
         decoder = load_model(model, getattr(torch, self.config.dtype), self.config.device)
         self.tokenizer = load_tokenizer(model)
         eos_token_ids = self.tokenizer.eos_token_ids if self.tokenizer else decoder.config.eos_token_ids
-        self.engine = EngineCore(self.config, decoder, eos_token_ids, observer)
+        self.engine = EngineCore(self.config, decoder, eos_token_ids, observer, load_parts(parts))
         self._processors: dict[str, OutputProcessor] = {}
         self._counter = itertools.count()
 
@@ -78,7 +81,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Like `generate`, but yields each request's output after every step that added to it.
 
-        The same object is yielded again and grows; `new_text` is what the step added. Leaving the loop early
+        The same object is yielded again and grows; `new_text` is what came since it was last yielded. Leaving the loop early
         aborts what is unfinished.
         """
         outputs = self._start(prompts, params, request_ids, request_options)
@@ -122,35 +125,40 @@ class LLM:
             return self.tokenizer.encode(prompt)
         if not isinstance(prompt, Sequence):
             raise RequestError(request_id, f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
-        return list(prompt)
+        return list(cast(Sequence[int], prompt))
 
     def _run(self, outputs: Sequence[RequestOutput]) -> Iterator[RequestOutput]:
-        """Steps the engine until these requests are done. Whatever happens, none of them stays behind."""
-        unfinished = {output.request_id for output in outputs if not output.finished}
+        """Steps the engine until these requests are done. Whatever happens, none of them stays behind.
+
+        Somebody else may step the engine too, for example a `generate` inside a loop over a `stream`; so what is
+        new is read off the outputs themselves and not off the steps taken here.
+        """
+        pending = {output.request_id: output for output in outputs if not output.finished}
+        shown = {request_id: (0, 0) for request_id in pending}  # tokens, characters
         try:
-            while unfinished:
-                for output in self._step():
-                    if output.request_id in unfinished:
-                        if output.finished:
-                            unfinished.discard(output.request_id)
-                        yield output
+            while pending:
+                changed = [o for o in pending.values() if o.finished or len(o.token_ids) > shown[o.request_id][0]]
+                if not changed:
+                    self._step()
+                for output in changed:
+                    output.new_text = output.text[shown[output.request_id][1] :]
+                    shown[output.request_id] = len(output.token_ids), len(output.text)
+                    if output.finished:
+                        del pending[output.request_id]
+                    yield output
         finally:
-            for request_id in unfinished:
+            for request_id in pending:
                 self.engine.finish(request_id)
                 self._processors.pop(request_id, None)
 
-    def _step(self) -> list[RequestOutput]:
-        """One engine step. Returns: the outputs it added to."""
-        changed = []
+    def _step(self) -> None:
+        """One engine step, its tokens turned into text. Mutates: the outputs of the requests that took part."""
         for step in self.engine.step():
             processor = self._processors[step.request_id]
             if processor.process(step):
                 self.engine.finish(step.request_id, "stop")
             if processor.output.finished:
                 del self._processors[step.request_id]
-            if step.token_ids or step.finish_reason:
-                changed.append(processor.output)
-        return changed
 
 
 def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -34,7 +34,7 @@ class StepOutput:
 
 @dataclass
 class RequestOutput:
-    """A request and what it has produced so far. `new_text` is what the last step added to `text`.
+    """A request and what it has produced so far. `new_text` is what `text` gained since a stream last showed it.
 
     A request that could not be served has `error` set, and reading its `text` raises it: a failure in a batch
     disturbs nobody else and cannot be mistaken for an empty answer.
@@ -68,7 +68,12 @@ class OutputProcessor:
     """Turns step outputs of one request into its RequestOutput, and finds stop strings."""
 
     def __init__(
-        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams, tokenizer: Tokenizer | None
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self.output = RequestOutput(request_id, prompt, prompt_token_ids)
         if params.logprobs is not None:
@@ -114,8 +119,7 @@ class OutputProcessor:
         cut, stop = first_stop(self._pending, self._stops)
         if stop is None and step.finish_reason is None:
             cut = len(self._pending) - held_back(self._pending, self._stops)
-        self.output.new_text = self._pending[:cut]
-        self.output._text += self.output.new_text
+        self.output._text += self._pending[:cut]
         self._pending = self._pending[cut:]
         return stop
 

@@ -8,7 +8,7 @@ vLLM: V0 model_executor/layers/sampler.py, V1 v1/sample/sampler.py and v1/sample
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +73,10 @@ class Logprob:
 
     logprob: float
     rank: int
+
+
+# (logits [n, vocab_size], one params and one generator per row) -> token ids [n]
+Sampler = Callable[[Tensor, Sequence[SamplingParams], Sequence[torch.Generator | None]], Tensor]
 
 
 def sample(

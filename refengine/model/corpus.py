@@ -1,9 +1,9 @@
-"""The text the tiny model learns from: small worlds of facts, each with questions whose answers can be checked.
+"""The text the tiny model learns from: small worlds of facts, and questions whose answers can be checked.
 
-A language model of a million parameters knows nothing, but it can read. So a document here states a few facts
-that were drawn at random ("The drum is in the tower."), then asks for them. The answer is nowhere but in the
-context, hence nowhere but in the KV cache: an engine that hands a request the wrong block gives a wrong answer
-that anybody can see. The one thing learned by heart is a glossary of the words of this book.
+A language model of a million parameters knows nothing, but it can read. So a document here states a few
+facts that were drawn at random ("The drum is in the tower."), then asks for them. The answer is nowhere but
+in the context, hence nowhere but in the KV cache: an engine that hands a request the wrong block gives a
+wrong answer that anybody can see. The one thing learned by heart is a glossary of the words of this book.
 
 Everything is made from the lists below, so the corpus and the weights trained on it carry no other licence.
 
@@ -16,19 +16,24 @@ import argparse
 import random
 from dataclasses import dataclass
 
-NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivan Jo Kim Leo Mia Ned Olga Pia Quin Rosa Sam Tess".split()
-JOBS = "baker pilot nurse farmer painter sailor teacher tailor miner singer doctor clerk".split()
-THINGS = "kite lamp drum clock coin rope book ring bell map cup flute".split()
-PLACES = "barn cave tower mill harbor garden cellar attic market bridge forest chapel".split()
-ANIMALS = "cat dog horse goat owl fox duck bear hen mule lamb swan".split()
-VEHICLES = "boat cart sled wagon truck canoe tram bus van raft bike plane".split()
-COLOURS = "red blue green black white gold pink gray brown purple silver yellow".split()
-DOORS = "vault safe gate locker chest shed hatch cabin booth stable studio depot".split()
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+NAMES = _words("Ada Ben Cleo Dan Eva Finn Gus Hana Ivan Jo Kim Leo Mia Ned Olga Pia Quin Rosa Sam Tess")
+JOBS = _words("baker pilot nurse farmer painter sailor teacher tailor miner singer doctor clerk")
+THINGS = _words("kite lamp drum clock coin rope book ring bell map cup flute")
+PLACES = _words("barn cave tower mill harbor garden cellar attic market bridge forest chapel")
+ANIMALS = _words("cat dog horse goat owl fox duck bear hen mule lamb swan")
+VEHICLES = _words("boat cart sled wagon truck canoe tram bus van raft bike plane")
+COLOURS = _words("red blue green black white gold pink gray brown purple silver yellow")
+DOORS = _words("vault safe gate locker chest shed hatch cabin booth stable studio depot")
 
 
 @dataclass(frozen=True)
 class FactKind:
-    """One form of fact. A world uses each key of a kind at most once, so that every question has one answer."""
+    """One form of fact. A world uses a key of a kind at most once, so every question has one answer."""
 
     name: str
     keys: tuple[str, ...]
@@ -38,12 +43,12 @@ class FactKind:
 
 
 KINDS = (
-    FactKind("place", (*THINGS,), (*PLACES,), "The {key} is in the {value}.", "Where is the {key}?"),
-    FactKind("owner", (*ANIMALS,), (*NAMES,), "The {key} belongs to {value}.", "Who owns the {key}?"),
-    FactKind("job", (*NAMES,), (*JOBS,), "{key} works as a {value}.", "What is the job of {key}?"),
-    FactKind("home", (*NAMES,), (*PLACES,), "{key} lives by the {value}.", "Where does {key} live?"),
-    FactKind("colour", (*VEHICLES,), (*COLOURS,), "The {key} is painted {value}.", "Which colour is the {key}?"),
-    FactKind("code", (*DOORS,), (), "The code of the {key} is {value}.", "What is the code of the {key}?"),
+    FactKind("place", THINGS, PLACES, "The {key} is in the {value}.", "Where is the {key}?"),
+    FactKind("owner", ANIMALS, NAMES, "The {key} belongs to {value}.", "Who owns the {key}?"),
+    FactKind("job", NAMES, JOBS, "{key} works as a {value}.", "What is the job of {key}?"),
+    FactKind("home", NAMES, PLACES, "{key} lives by the {value}.", "Where does {key} live?"),
+    FactKind("colour", VEHICLES, COLOURS, "The {key} is painted {value}.", "Which colour is the {key}?"),
+    FactKind("code", DOORS, (), "The code of the {key} is {value}.", "What is the code of the {key}?"),
 )
 
 FILLERS = (
@@ -70,7 +75,7 @@ GLOSSARY = (
     ("What is a block hash?", "A block hash covers the tokens of a block and the hash of its parent."),
     ("What is a cache hit?", "A cache hit is a full block whose hash is found in the cache."),
     ("What is the free queue?", "The free queue keeps unused blocks in the order of their eviction."),
-    ("What is eviction?", "Eviction takes the hash from a free block and gives the block to another request."),
+    ("What is eviction?", "Eviction takes the hash from a free block so that others can use the block."),
     ("What is a reference count?", "A reference count says how many requests use a block."),
     ("What is the null block?", "The null block is block zero and stands where no block is needed."),
     ("What is the scheduler?", "The scheduler decides how many tokens each request runs in a step."),
@@ -146,7 +151,7 @@ def world(rng: random.Random, num_facts: int, filler: float = 0.5) -> World:
 
 
 def with_glossary(rng: random.Random, drawn: World, count: int) -> World:
-    """The same world with `count` questions from the glossary mixed in: no context may make it forget those."""
+    """The same world with `count` glossary questions mixed in: no context may make it forget those."""
     questions = [*drawn.questions, *rng.sample(GLOSSARY_QUESTIONS, count)]
     rng.shuffle(questions)
     return World(drawn.sentences, tuple(questions))

@@ -101,12 +101,22 @@ class FreeKVCacheBlockQueue:
             block = block.next
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless the counter equals the walked length and each block stands here once."""
-        ids = [block.block_id for block in self]
-        if len(ids) != self.num_free_blocks:
-            raise IntegrityError(f"the free queue counts {self.num_free_blocks} blocks, but {len(ids)} are linked")
-        if len(set(ids)) != len(ids):
-            raise IntegrityError(f"the free queue lists a block twice: {ids}")
+        """Raises IntegrityError unless the counter, the walk and the links in both directions agree."""
+        check_queue(self)
         for block in self:
             if block.prev is None or block.prev.next is not block:
                 raise IntegrityError(f"the links around block {block.block_id} disagree")
+
+
+def check_queue(queue: FreeKVCacheBlockQueue) -> None:
+    """Raises IntegrityError unless the counter equals the walked length and each block stands in the queue once.
+
+    Uses only what any free queue offers, so that one built in another way can be checked too.
+    """
+    ids: dict[int, None] = {}
+    for block in queue:
+        if block.block_id in ids:
+            raise IntegrityError(f"the free queue lists block {block.block_id} twice")
+        ids[block.block_id] = None
+    if len(ids) != queue.num_free_blocks:
+        raise IntegrityError(f"the free queue counts {queue.num_free_blocks} blocks, but {len(ids)} are in it")

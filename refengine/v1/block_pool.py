@@ -9,7 +9,7 @@ v1/core/block_pool.py BlockPool.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from refengine.errors import IntegrityError
 from refengine.hashing import BlockHash, extra_keys
@@ -31,12 +31,18 @@ class BlockPool:
     """`num_blocks` blocks with ids from 0. Block 0 is the null block and is never handed out."""
 
     def __init__(
-        self, num_blocks: int, *, enable_caching: bool = True, enable_events: bool = False, observer: Observer | None = None
+        self,
+        num_blocks: int,
+        *,
+        enable_caching: bool = True,
+        enable_events: bool = False,
+        observer: Observer | None = None,
+        make_free_queue: Callable[[Sequence[KVCacheBlock]], FreeKVCacheBlockQueue] = FreeKVCacheBlockQueue,
     ) -> None:
         self.num_blocks = num_blocks
         self.enable_caching = enable_caching
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
-        self.free_queue = FreeKVCacheBlockQueue(self.blocks)
+        self.free_queue = make_free_queue(self.blocks)
         self.null_block = self.free_queue.popleft_n(1)[0]
         self.null_block.is_null = True
         # Equal live blocks are not merged, since that would rewrite a block table, and tables only ever grow.
@@ -76,7 +82,8 @@ class BlockPool:
         the least recently used goes first, and at the front if not, since it is worth nothing to anybody.
         Mutates: queue, counts. Raises: IntegrityError for a block that has no user.
         """
-        findable, worthless = [], []
+        findable: list[KVCacheBlock] = []
+        worthless: list[KVCacheBlock] = []
         for block in blocks:
             if block.ref_count == 0:
                 raise IntegrityError(f"block {block.block_id} is released, but nobody uses it")
@@ -144,8 +151,8 @@ class BlockPool:
                 kind=group.kind,
                 window=group.window,
                 extra_keys=tuple(_event_keys(request, i == 0) for i in range(first, last)),
-                lora_name=adapter and adapter.name,
-                lora_id=adapter and adapter.adapter_id,
+                lora_name=adapter.name if adapter else None,
+                lora_id=adapter.adapter_id if adapter else None,
             )
         )
 
@@ -205,21 +212,32 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless queue, counts and index agree with one another."""
-        self.free_queue.check_integrity()
-        listed = {block.block_id for block in self.free_queue}
-        for block in self.blocks:
-            if not block.is_null and (block.ref_count == 0) != (block.block_id in listed):
-                where = "in" if block.block_id in listed else "not in"
-                raise IntegrityError(f"block {block.block_id} has {block.ref_count} users and is {where} the free queue")
-            if block.block_hash is not None and self._index.get(block.block_hash, {}).get(block.block_id) is not block:
-                raise IntegrityError(f"block {block.block_id} carries a hash under which it cannot be found")
+        check_pool(self)
         for key, copies in self._index.items():
             for block_id, block in copies.items():
                 if block.block_id != block_id or block.block_hash != key:
                     raise IntegrityError(f"the index leads to block {block_id}, which carries another hash")
 
 
+def check_pool(pool: BlockPool) -> None:
+    """Raises IntegrityError unless free means unused, and whatever carries a hash leads to a block of that hash.
+
+    Uses only what any block pool offers, so that one built in another way can be checked too.
+    """
+    pool.free_queue.check_integrity()
+    listed = {block.block_id for block in pool.free_queue}
+    for block in pool.blocks:
+        if not block.is_null and (block.ref_count == 0) != (block.block_id in listed):
+            where = "in" if block.block_id in listed else "not in"
+            raise IntegrityError(f"block {block.block_id} has {block.ref_count} users and is {where} the free queue")
+        if block.block_hash is not None:
+            block_hash, group_id = block.block_hash[:-GROUP_ID_BYTES], block.block_hash[-GROUP_ID_BYTES:]
+            found = pool.get_cached_block(block_hash, [int.from_bytes(group_id, "big")])
+            if not found or found[0].block_hash != block.block_hash:
+                raise IntegrityError(f"block {block.block_id} carries a hash under which it cannot be found")
+
+
 def _event_keys(request: Request, is_first_block: bool) -> tuple[str, ...] | None:
     """Extra keys as events show them: the plain values, without tags and without the adapter's path."""
     keys = extra_keys(is_first_block, request.adapter, request.cache_salt)
-    return keys and tuple(key[1] for key in keys)
+    return tuple(key[1] for key in keys) if keys else None

@@ -8,7 +8,7 @@ vLLM: V0 none; V1 v1/core/kv_cache_coordinator.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from refengine.errors import ConfigError
 from refengine.hashing import BlockHash
@@ -24,24 +24,28 @@ GroupBlocks = tuple[list[KVCacheBlock], ...]  # one list per group, in the order
 MANAGERS: dict[str, type[GroupManager]] = {FULL_ATTENTION: FullAttentionManager}
 
 
-def make_coordinator(specs: Sequence[GroupSpec], pool: BlockPool, drop_last: bool = False) -> KVCacheCoordinator:
+def make_coordinator(
+    specs: Sequence[GroupSpec],
+    pool: BlockPool,
+    drop_last: bool = False,
+    managers: Mapping[str, type[GroupManager]] = MANAGERS,
+) -> KVCacheCoordinator:
     """The coordinator for these groups. Raises: ConfigError for a kind or a combination that does not exist yet."""
     for spec in specs:
-        if spec.kind not in MANAGERS:
+        if spec.kind not in managers:
             raise ConfigError(f"cache groups of kind {spec.kind!r} are not supported yet")
     if len(specs) != 1:
         raise ConfigError(f"a model with {len(specs)} cache groups is not supported yet, only one group")
-    return UnitaryKVCacheCoordinator(specs, pool, drop_last)
+    return UnitaryKVCacheCoordinator([managers[spec.kind](spec, pool) for spec in specs], drop_last)
 
 
 class KVCacheCoordinator(ABC):
     """Fans every operation out to the groups. What differs is how the groups agree on a hit."""
 
-    def __init__(self, specs: Sequence[GroupSpec], pool: BlockPool, drop_last: bool) -> None:
+    def __init__(self, groups: Sequence[GroupManager], drop_last: bool) -> None:
         """`drop_last`: lookups give the last matched block back, for draft heads."""
-        self.pool = pool
+        self.groups = tuple(groups)
         self.drop_last = drop_last
-        self.groups = tuple(MANAGERS[spec.kind](spec, pool) for spec in specs)
 
     @abstractmethod
     def find_longest_cache_hit(

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 from refengine.config import EngineConfig
-from refengine.errors import ConfigError, RequestError
+from refengine.errors import ConfigError, IntegrityError, PartError, RequestError
 from refengine.hashing import Adapter, BlockHasher
 from refengine.kv_cache import KVCache, blocks_that_fit
 from refengine.model.decoder import Decoder
 from refengine.outputs import StepOutput
+from refengine.parts import Parts
 from refengine.sampling import SamplingParams
 from refengine.trace.observer import Observer
 from refengine.v1.events import KVCacheEvent
 from refengine.v1.groups.base import num_blocks_for
 from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
 from refengine.v1.input_batch import InputBatch
-from refengine.v1.kv_cache_manager import KVCacheManager
 from refengine.v1.model_runner import ModelRunner, ModelRunnerOutput
 from refengine.v1.request import Request, RequestStatus
-from refengine.v1.scheduler import Scheduler
 from refengine.v1.scheduler_output import SchedulerOutput
 
 
@@ -38,22 +38,24 @@ class EngineCore:
         model: Decoder,
         eos_token_ids: Sequence[int] = (),
         observer: Observer | None = None,
+        parts: Parts | None = None,
     ) -> None:
         """Raises: ConfigError if the options do not fit the model or one another."""
         self.config = config
         self.vocab_size = model.config.vocab_size
         self.max_model_len = _max_model_len(config, model)
         self.observer = observer
+        self.parts = parts = parts or Parts()
         dtype, device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
         self.num_blocks = config.num_blocks or blocks_that_fit(
             config.kv_cache_bytes, model.config, config.block_size, dtype
         )
         self.hasher = (
-            BlockHasher(config.hash_algorithm, config.block_size, config.hash_seed)
+            BlockHasher(config.hash_algorithm, config.block_size, config.hash_seed, hash_block=parts.hash_block)
             if config.enable_prefix_caching
             else None
         )
-        self.kv_cache_manager = KVCacheManager(
+        self.kv_cache_manager = parts.kv_cache_manager(
             [GroupSpec(0, FULL_ATTENTION, config.block_size)],
             self.num_blocks,
             self.max_model_len,
@@ -61,13 +63,16 @@ class EngineCore:
             enable_events=config.enable_kv_events,
             watermark=config.watermark,
             observer=observer,
+            make_block_pool=partial(parts.block_pool, make_free_queue=parts.free_queue),
+            managers={FULL_ATTENTION: parts.full_attention},
         )
-        self.scheduler = Scheduler(config, self.kv_cache_manager, self.max_model_len, eos_token_ids, observer)
+        self.scheduler = parts.scheduler(config, self.kv_cache_manager, self.max_model_len, eos_token_ids, observer)
         self.model_runner = ModelRunner(
             model,
             KVCache(model.config, self.num_blocks, config.block_size, dtype, device),
             InputBatch(config.max_num_seqs, self.max_model_len, config.block_size),
-            backend=config.backend,
+            backend=parts.attention or config.backend,
+            sampler=parts.sampler,
             observer=observer,
         )
         self._num_arrived = 0
@@ -116,8 +121,8 @@ class EngineCore:
     def _update(self, scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput) -> list[StepOutput]:
         requests = {share.request_id: self.scheduler.requests[share.request_id] for share in scheduler_output.scheduled}
         appended = self.scheduler.update(scheduler_output, model_output.sampled)
-        if self.config.check_integrity:
-            self.scheduler.check_integrity()
+        if self.config.check_integrity or self.parts.replaced():
+            self._check_integrity()
         if self.observer is not None:
             pool = self.kv_cache_manager.block_pool
             self.observer.end_step(
@@ -155,6 +160,16 @@ class EngineCore:
     def take_events(self) -> list[KVCacheEvent]:
         """Drains the KV events (see `enable_kv_events`). Mutates: the event queue."""
         return self.kv_cache_manager.take_events()
+
+    def _check_integrity(self) -> None:
+        """Raises IntegrityError, or PartError naming the parts that are not ours, since one of them is at fault."""
+        try:
+            self.scheduler.check_integrity()
+        except IntegrityError as error:
+            suspects = ", ".join(f"{slot} ({name})" for slot, name in self.parts.replaced().items())
+            if not suspects:
+                raise
+            raise PartError(f"part {suspects}: after a step, {error}") from error
 
     def _validate(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         if request_id in self.scheduler.requests:

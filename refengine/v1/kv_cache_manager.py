@@ -9,14 +9,15 @@ get_common_computed_block_ids); V1 v1/core/kv_cache_manager.py KVCacheManager.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from refengine.errors import IntegrityError
 from refengine.trace.observer import Observer
 from refengine.v1.block_pool import BlockPool
-from refengine.v1.coordinator import GroupBlocks, make_coordinator
+from refengine.v1.coordinator import MANAGERS, GroupBlocks, make_coordinator
 from refengine.v1.events import KVCacheEvent
+from refengine.v1.groups.base import GroupManager
 from refengine.v1.groups.spec import GroupSpec
 from refengine.v1.request import Request, RequestStatus
 
@@ -80,13 +81,16 @@ class KVCacheManager:
         watermark: float = 0.0,
         drop_last: bool = False,
         observer: Observer | None = None,
+        make_block_pool: Callable[..., BlockPool] = BlockPool,
+        managers: Mapping[str, type[GroupManager]] = MANAGERS,
     ) -> None:
+        """`num_blocks`: null block included. `drop_last`: see KVCacheCoordinator."""
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
-        self.block_pool = BlockPool(
+        self.block_pool = make_block_pool(
             num_blocks, enable_caching=enable_caching, enable_events=enable_events, observer=observer
         )
-        self.coordinator = make_coordinator(groups, self.block_pool, drop_last)
+        self.coordinator = make_coordinator(groups, self.block_pool, drop_last, managers)
         self.empty = KVCacheBlocks(tuple([] for _ in groups))
         self.watermark_blocks = int(watermark * num_blocks)
         self.stats = PrefixCacheStats()

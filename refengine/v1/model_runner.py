@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import Backend
 from refengine.attention import AttentionMetadata, PagedAttention
 from refengine.kv_cache import KVCache
 from refengine.model.decoder import Decoder
-from refengine.sampling import Logprob, SamplingParams, sample, token_logprobs
+from refengine.sampling import Logprob, Sampler, SamplingParams, sample, token_logprobs
 from refengine.trace.observer import Observer
 from refengine.v1.input_batch import InputBatch
 from refengine.v1.scheduler_output import ScheduledRequest, SchedulerOutput
@@ -52,13 +53,15 @@ class ModelRunner:
         kv_cache: KVCache,
         batch: InputBatch,
         *,
-        backend: str | None = None,
+        backend: str | Backend | None = None,
+        sampler: Sampler = sample,
         observer: Observer | None = None,
     ) -> None:
         self.model = model
         self.kv_cache = kv_cache
         self.batch = batch
         self.backend = backend
+        self.sampler = sampler
         self.observer = observer
         self.device = model.embed_tokens.weight.device
 
@@ -120,7 +123,7 @@ class ModelRunner:
             return output
         logits = self.model.logits(hidden[[index for _, _, index in ready]])  # [num_ready, vocab_size]
         params = [self.batch.params[row] for _, row, _ in ready]
-        token_ids = sample(logits, params, [self._generator(row) for _, row, _ in ready])
+        token_ids = self.sampler(logits, params, [self._generator(row) for _, row, _ in ready])
         for i, ((request_id, row, _), token_id) in enumerate(zip(ready, token_ids.tolist(), strict=True)):
             self.batch.add_token(row, token_id)
             output.sampled[request_id] = [token_id]

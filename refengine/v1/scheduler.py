@@ -101,7 +101,8 @@ class Scheduler:
         index = 0
         while index < len(self.running) and draft.budget > 0:
             request = self.running[index]
-            num_new_tokens = self._limit(request.num_tokens - request.num_computed_tokens, draft.budget)
+            num_new_tokens = self._chunk(request.num_tokens - request.num_computed_tokens)
+            num_new_tokens = min(num_new_tokens, draft.budget)
             # The last position of the model is never computed: nothing could follow it.
             num_new_tokens = min(num_new_tokens, self.max_model_len - 1 - request.num_computed_tokens)
             if num_new_tokens == 0:
@@ -132,10 +133,11 @@ class Scheduler:
                 return
             hits, num_hit_tokens, boundary = self.kv_cache_manager.get_computed_blocks(request)
             self._mark_lookup(request, hits, num_hit_tokens)
-            num_new_tokens = self._limit(request.num_tokens - num_hit_tokens, draft.budget)
-            if not self.config.enable_chunked_prefill and num_new_tokens < request.num_tokens - num_hit_tokens:
+            num_new_tokens = self._chunk(request.num_tokens - num_hit_tokens)
+            if num_new_tokens > draft.budget and not self.config.enable_chunked_prefill:
                 self._mark("admit", request, admitted=False, reason="not enough token budget for the whole prompt")
                 return
+            num_new_tokens = min(num_new_tokens, draft.budget)
             new_blocks = self.kv_cache_manager.allocate_slots(
                 request,
                 num_new_tokens,
@@ -152,12 +154,10 @@ class Scheduler:
             kind: Literal["new", "resumed"] = "resumed" if request.num_preemptions else "new"
             draft.add(_Share(request, kind, num_new_tokens, new_blocks))
 
-    def _limit(self, num_new_tokens: int, budget: int) -> int:
-        """Cuts a request's wish to the budget, and to the long-prefill threshold if anybody else could go hungry."""
+    def _chunk(self, num_new_tokens: int) -> int:
+        """Cuts a request's wish to the long-prefill threshold, unless it is alone and nobody could go hungry."""
         threshold = self.config.long_prefill_token_threshold
-        if threshold and len(self.requests) > 1:
-            num_new_tokens = min(num_new_tokens, threshold)
-        return min(num_new_tokens, budget)
+        return min(num_new_tokens, threshold) if threshold and len(self.requests) > 1 else num_new_tokens
 
     def _admit(self, request: Request, num_hit_tokens: int) -> None:
         resumed = request.num_preemptions > 0
@@ -294,9 +294,8 @@ class Scheduler:
                 raise IntegrityError(f"request {request.request_id!r} is {request.status.value}, holds blocks: {holds}")
 
     def _mark_lookup(self, request: Request, hits: KVCacheBlocks, num_hit_tokens: int) -> None:
-        self._mark(
-            "lookup", request, num_tokens=request.num_tokens, hit_tokens=num_hit_tokens, block_ids=list(hits.ids())
-        )
+        block_ids = list(hits.ids())
+        self._mark("lookup", request, num_tokens=request.num_tokens, hit_tokens=num_hit_tokens, block_ids=block_ids)
 
     def _mark(self, kind: MarkKind, request: Request, **facts: Any) -> None:
         if self.observer is not None:

@@ -1,0 +1,137 @@
+"""Runs a reader's part so that its faults are named as its own.
+
+Around every call of the part stands a check: an exception becomes a sentence with the part, the call and what
+was expected (the first line of the reference's docstring), a result of the wrong form is refused on the spot,
+and structures that count something are counted after every call, not only at the end of a step.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from refengine.errors import IntegrityError, PartError
+from refengine.v1.block import KVCacheBlock, check_queue
+from refengine.v1.block_pool import check_pool
+
+# Checked after every public call of such a part, by means of its public attributes only.
+AFTER_EACH_CALL: dict[str, Callable[[Any], None]] = {"free_queue": check_queue, "block_pool": check_pool}
+SHOWN_CHARS = 60
+
+
+def guarded(slot: str, part: Any, reference: Any) -> Any:
+    """`part` with a guard around every public call. A class stays a class, with the guard in a subclass."""
+    if isinstance(part, type):
+        return _guarded_class(slot, part, reference)
+    if not callable(part):
+        raise PartError(f"the part for {slot!r} is {part!r}, which is neither a class nor a function")
+    return _guard_call(slot, getattr(part, "__name__", slot), part, reference, is_method=False)
+
+
+def _guarded_class(slot: str, part: type, reference: Any) -> type:
+    members: dict[str, Any] = {}
+    for name, function in inspect.getmembers(part, inspect.isfunction):
+        if name == "__init__" or not name.startswith("_"):
+            expected = getattr(reference, name, None)
+            members[name] = _guard_call(slot, part.__name__, function, expected, is_method=True)
+    if slot in AFTER_EACH_CALL:
+        # The check of the engine, not the reader's own: that one is what is being checked.
+        own = reference.check_integrity if issubclass(part, reference) else AFTER_EACH_CALL[slot]
+        members["check_integrity"] = own
+    return type(part.__name__, (part,), members)
+
+
+def _guard_call(
+    slot: str, part_name: str, function: Callable[..., Any], reference: Any, *, is_method: bool
+) -> Callable[..., Any]:
+    where = f"part {slot} ({part_name})"
+    check = AFTER_EACH_CALL.get(slot) if is_method and function.__name__ != "__init__" else None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+        except PartError:
+            raise  # a part inside this part has named itself
+        except Exception as error:
+            shown = _show_call(function.__name__, args[is_method:], kwargs)
+            raise PartError(
+                f"{where}: {shown} raised {type(error).__name__}: {error}.{_expectation(reference)}"
+            ) from error
+        problem = _problem(slot, function.__name__, args[is_method:], result)
+        if problem is None and check is not None:
+            problem = _broken_invariant(check, args[0])
+        if problem is not None:
+            shown = _show_call(function.__name__, args[is_method:], kwargs)
+            raise PartError(f"{where}: after {shown}, {problem}.{_expectation(reference)}")
+        return result
+
+    return call
+
+
+def _broken_invariant(check: Callable[[Any], None], part: Any) -> str | None:
+    try:
+        check(part)
+    except IntegrityError as error:
+        return str(error)
+    except Exception as error:  # the part lacks what every such part has
+        return f"it could not be checked: {type(error).__name__}: {error}"
+    return None
+
+
+def _problem(slot: str, name: str, args: tuple[Any, ...], result: Any) -> str | None:
+    """What is wrong with the form of a result, for the calls whose result the engine builds on."""
+    if slot == "hash_block" and not (isinstance(result, bytes) and result):
+        return f"it returned {_short(result)} instead of bytes"
+    if slot == "free_queue" and name == "popleft_n":
+        blocks = result if isinstance(result, list) else []
+        if len(blocks) != args[0] or not all(isinstance(block, KVCacheBlock) for block in blocks):
+            return f"it returned {_short(result)} instead of a list of {args[0]} blocks"
+    if slot == "full_attention" and name == "find_longest_cache_hit" and not isinstance(result, list):
+        return f"it returned {_short(result)} instead of a list of blocks"
+    if slot == "kv_cache_manager" and name == "get_computed_blocks":
+        return _lookup_problem(args[0], result)
+    if slot == "sampler" and not (
+        isinstance(result, torch.Tensor) and result.shape == args[0].shape[:1] and result.dtype == torch.int64
+    ):
+        return f"it returned {_short(result)} instead of int64 token ids of shape {list(args[0].shape[:1])}"
+    if slot == "attention" and name.startswith("paged_attention") and (
+        not isinstance(result, torch.Tensor) or result.shape != args[0].shape
+    ):
+        return f"it returned {_short(result)} instead of a tensor shaped like the query, {list(args[0].shape)}"
+    return None
+
+
+def _lookup_problem(request: Any, result: Any) -> str | None:
+    if not (isinstance(result, tuple) and len(result) == 3 and isinstance(result[1], int)):
+        return f"it returned {_short(result)} instead of (blocks, number of tokens, boundary)"
+    if not 0 <= result[1] < request.num_tokens:
+        return f"it found {result[1]} of {request.num_tokens} tokens; at least one must be left to compute"
+    return None
+
+
+def _expectation(reference: Any) -> str:
+    doc = inspect.getdoc(reference) if reference is not None else None
+    return f" Expected: {doc.splitlines()[0]}" if doc else ""
+
+
+def _show_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    named = (f"{key}={_short(value)}" for key, value in kwargs.items())
+    return f"{name}({', '.join(itertools.chain(map(_short, args), named))})"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, KVCacheBlock):
+        return f"block {value.block_id}"
+    if isinstance(value, list | tuple) and value and all(isinstance(item, KVCacheBlock) for item in value):
+        return f"blocks {[block.block_id for block in value]}"
+    if isinstance(value, torch.Tensor):
+        return f"tensor {list(value.shape)} of {value.dtype}"
+    identity = getattr(value, "request_id", None)
+    text = f"request {identity!r}" if identity is not None else repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."

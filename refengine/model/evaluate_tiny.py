@@ -1,0 +1,104 @@
+"""How well the shipped tiny model answers, measured through the engine itself.
+
+    python -m refengine.model.evaluate_tiny --worlds 200 --json recall.json
+
+Every prompt goes through `LLM`, in batches, with prefix caching on and several questions about each world, so a
+fault of the engine shows here as wrong answers just as a fault of the weights does. An answer is right only if
+its text is exactly the expected one under greedy decoding. The worlds come from a seed that training never used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from refengine.llm import LLM
+from refengine.model.corpus import GLOSSARY_QUESTIONS, KINDS, Question, prompt, world
+from refengine.sampling import SamplingParams
+
+SEED = 20_000  # train_tiny draws from 1
+FACTS = (3, 5, 8, 10, 12)
+QUESTIONS_PER_WORLD = 3
+BATCH = 100  # worlds in one call of generate
+MAX_TOKENS = 32  # the longest answer of the glossary has fewer
+
+
+@dataclass
+class Score:
+    """Right answers out of all that were asked, in total and by the kind of the question."""
+
+    right: Counter[str]
+    asked: Counter[str]
+
+    def percent(self, kind: str | None = None) -> float:
+        """Share of right answers, of one kind or of all, in percent; 0 if none was asked."""
+        right = self.right.total() if kind is None else self.right[kind]
+        asked = self.asked.total() if kind is None else self.asked[kind]
+        return 100.0 * right / max(asked, 1)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with its whole prompt."""
+
+    prompt: str
+    question: Question
+
+
+def evaluate(llm: LLM, worlds: int, num_facts: int, seed: int = SEED) -> Score:
+    """Recall on `worlds` unseen worlds of `num_facts` facts, with up to QUESTIONS_PER_WORLD questions each."""
+    rng = random.Random(f"{seed}, {num_facts} facts")
+    drawn = [world(rng, num_facts) for _ in range(worlds)]
+    return ask(llm, [Asked(w.prompt(q.question), q) for w in drawn for q in w.questions[:QUESTIONS_PER_WORLD]])
+
+
+def evaluate_glossary(llm: LLM) -> Score:
+    """The glossary, each question asked with no context."""
+    return ask(llm, [Asked(prompt(q.question), q) for q in GLOSSARY_QUESTIONS])
+
+
+def ask(llm: LLM, asked: list[Asked]) -> Score:
+    """Greedy answers to all questions, compared as text. A request that failed counts as a wrong answer."""
+    score = Score(Counter(), Counter())
+    params = SamplingParams(max_tokens=MAX_TOKENS)
+    for start in range(0, len(asked), BATCH):
+        batch = asked[start : start + BATCH]
+        outputs = llm.generate([a.prompt for a in batch], params)
+        for each, output in zip(batch, outputs, strict=True):
+            score.asked[each.question.kind] += 1
+            score.right[each.question.kind] += output.text.strip() == each.question.answer
+    return score
+
+
+def print_table(scores: dict[int, Score], glossary: Score) -> None:
+    """One line for each number of facts, one column for each kind of fact, in percent of exact answers."""
+    names = [kind.name for kind in KINDS]
+    print("facts    all " + "".join(f"{name:>9}" for name in names) + "    asked")
+    for num_facts, score in scores.items():
+        columns = "".join(f"{score.percent(name):9.1f}" for name in names)
+        print(f"{num_facts:5}{score.percent():7.1f} {columns}{score.asked.total():9}")
+    print(f"glossary: {glossary.right.total()} of {glossary.asked.total()} exact")
+
+
+def main() -> None:
+    """Prints the table from the command line."""
+    parser = argparse.ArgumentParser(description="Measure the tiny model's recall on unseen worlds.")
+    parser.add_argument("--model", default="tiny", help="another model directory, such as train_tiny's")
+    parser.add_argument("--worlds", type=int, default=200)
+    parser.add_argument("--json", type=Path, help="also write the counts to this file")
+    options = parser.parse_args()
+    llm = LLM(options.model)
+    scores = {num_facts: evaluate(llm, options.worlds, num_facts) for num_facts in FACTS}
+    glossary = evaluate_glossary(llm)
+    print_table(scores, glossary)
+    if options.json is not None:
+        counts = {"facts": {n: asdict(score) for n, score in scores.items()}, "glossary": asdict(glossary)}
+        options.json.write_text(json.dumps(counts, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""How the shipped tiny model was made, and how to make it again: one file, one thread, one hour.
+
+    python -m refengine.model.train_tiny --out DIR --minutes 60
+    python -m refengine.model.train_tiny --out DIR --minutes 60 --resume DIR    # after an interruption
+
+The model must learn one thing: to find in its context the fact that a question is about, and to repeat it.
+That takes two heads in a row (an induction circuit): one that tells each token what stood before it, and one
+that searches for "the place where the same words stood before". Trained from noise, small networks find it late
+and suddenly. What makes it quick here:
+
+* the answer repeats the words of the fact, so that the same n-gram leads to the value in both places;
+* some heads of layer 0 begin as what they would have to become: heads that look one, two, ... tokens back;
+* all questions of a world are asked in one row, and answers count twenty times as much as the rest;
+* worlds are small at first and grow.
+
+Writes a Hugging Face Qwen3 directory (config.json, model.safetensors in bfloat16, tokenizer.json) and
+training_log.txt, anew at every checkpoint, plus checkpoint.pt to resume from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from refengine.model.config import ModelConfig
+from refengine.model.corpus import World, document, pieces, with_glossary, world
+from refengine.model.decoder import Attend, Decoder
+from refengine.model.loader import FUSED
+
+SEED = 1  # evaluate_tiny draws its worlds from another one
+SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000.0,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+LOOK_BACK = {0: 1, 2: 2}  # query head of layer 0 -> how many tokens back it looks at first
+SHARPNESS = 1.5  # initial weight of the norms on queries and keys: an attention logit is at most its square * 8
+LEARNING_RATE, WARMUP_STEPS = 3e-3, 50
+TOKENS_PER_STEP = 2048
+PROMPT_WEIGHT = 0.05  # in the loss, of every token that is not part of an answer, which count 1
+# (from this share of the training time on, worlds have at most so many facts)
+GROWTH = ((0.0, 3), (0.15, 6), (0.3, 10), (0.45, 14))
+MAX_QUESTIONS = 8  # in a row; a world of 14 facts and 8 questions is about 350 tokens
+CHECKPOINT_SECONDS = 120
+
+
+def train_tokenizer() -> Tokenizer:
+    """A byte-level BPE, large enough that every word of the corpus is one token; digits stay single."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    rng = random.Random(SEED)
+    texts = [document(with_glossary(rng, world(rng, 6), 2)) for _ in range(3000)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1024, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def hf_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """`config.json` of the model; its end-of-sequence token is the line end."""
+    line_end = tokenizer.encode("\n").ids[0]
+    return {**SHAPE, "vocab_size": tokenizer.get_vocab_size(), "bos_token_id": None, "eos_token_id": line_end}
+
+
+def initialise(decoder: Decoder) -> None:
+    """Normal weights, scaled so that each layer adds little at first. Mutates: decoder."""
+    torch.manual_seed(SEED)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if "q_norm" in name or "k_norm" in name:
+                parameter.fill_(SHARPNESS)
+            elif "embed_tokens" in name:
+                parameter.normal_(0, 0.05)
+            elif parameter.dim() == 2:
+                adds_to_stream = "o_proj" in name or "down_proj" in name
+                parameter.normal_(0, parameter.shape[1] ** -0.5 * (0.35 if adds_to_stream else 1.0))
+        look_back(decoder)
+
+
+def look_back(decoder: Decoder) -> None:
+    """Lets some heads of layer 0 begin as heads that attend a fixed number of tokens back. Mutates: decoder.
+
+    Feature 0 of every embedding becomes a constant, and the keys and queries of these heads read little else.
+    A constant key at position j is turned by the rotary embedding to angle j * f; a query that is turned back
+    by `distance` beforehand meets it best at j = i - distance. The fastest pairs of features tell neighbours
+    apart best, so only those are used. Tied embeddings add the same number to all logits, which changes nothing.
+    """
+    config, attention = decoder.config, decoder.layers[0].self_attn
+    half, fast = config.head_dim // 2, 4
+    decoder.embed_tokens.weight[:, 0] = 0.15
+    rows = attention.qkv_proj.weight.view(-1, config.head_dim, config.hidden_size)  # [heads, head_dim, hidden]
+    for head, distance in LOOK_BACK.items():
+        key_head = config.num_heads + head // (config.num_heads // config.num_kv_heads)
+        angles = distance * decoder.rotary.inv_freq[:fast]
+        rows[[head, key_head]] *= 0.1
+        rows[[head, key_head], :, 0] = 0.0
+        rows[key_head, :fast, 0] = 2.0
+        rows[head, :fast, 0] = 2.0 * angles.cos()
+        rows[head, half : half + fast, 0] = -2.0 * angles.sin()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one document each, padded at the end. `weights[:, i]` is the loss weight of predicting token i."""
+
+    tokens: Tensor  # [rows, width] int64
+    weights: Tensor  # [rows, width] float32
+
+
+class Reader:
+    """Draws documents and turns them into batches. Encoded sentences are remembered: there are only so many."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: str) -> None:
+        self.tokenizer = tokenizer
+        self.rng = random.Random(seed)
+        self.known: dict[str, list[int]] = {}
+
+    def batch(self, max_facts: int) -> Batch:
+        """As many worlds of the same number of facts as fit into TOKENS_PER_STEP. Mutates: rng, known."""
+        num_facts = self.rng.randint(1, max_facts)
+        rows: list[tuple[list[int], list[float]]] = []
+        width = 0
+        while True:
+            row = self.row(num_facts)
+            width_then = max(width, len(row[0]))
+            if rows and width_then * (len(rows) + 1) > TOKENS_PER_STEP:
+                break
+            rows.append(row)
+            width = width_then
+        tokens, weights = torch.zeros(len(rows), width, dtype=torch.int64), torch.zeros(len(rows), width)
+        for i, (ids, importance) in enumerate(rows):
+            tokens[i, : len(ids)] = torch.tensor(ids)
+            weights[i, : len(ids)] = torch.tensor(importance)
+        return Batch(tokens, weights)
+
+    def row(self, num_facts: int) -> tuple[list[int], list[float]]:
+        """Tokens and loss weights of one document."""
+        drawn = world(self.rng, num_facts)
+        if self.rng.random() < 0.1:
+            drawn = with_glossary(self.rng, World((), ()), 4)
+        elif self.rng.random() < 0.5:
+            drawn = with_glossary(self.rng, drawn, self.rng.randint(1, 2))
+        drawn = World(drawn.sentences, drawn.questions[:MAX_QUESTIONS])
+        ids: list[int] = []
+        weights: list[float] = []
+        for i, piece in enumerate(pieces(drawn)):
+            encoded = [token for part in piece.splitlines(keepends=True) for token in self.encode(part)]
+            ids += encoded
+            weights += [1.0 if i % 2 else PROMPT_WEIGHT] * len(encoded)
+        return ids, weights
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of one line, sentence by sentence."""
+        ids: list[int] = []
+        for sentence in text.replace(". ", ".\0 ").split("\0"):
+            if sentence not in self.known:
+                self.known[sentence] = self.tokenizer.encode(sentence).ids
+            ids += self.known[sentence]
+        return ids
+
+
+def attend_rows(config: ModelConfig, rows: int) -> Attend:
+    """Plain causal attention within each row; no cache, no blocks.
+
+    The decoder's flat `[rows * width, heads, head_dim]` is seen as `[rows, heads, width, head_dim]` in between.
+    """
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        q, k, v = (x.view(rows, -1, x.shape[1], x.shape[2]).transpose(1, 2) for x in (query, key, value))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).reshape(query.shape)
+
+    return attend
+
+
+def answer_loss(decoder: Decoder, batch: Batch) -> tuple[Tensor, float]:
+    """The weighted loss to minimise, and the mean loss of the answer tokens alone, in nats per token."""
+    rows, width = batch.tokens[:, :-1].shape
+    positions = torch.arange(width).repeat(rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = decoder(batch.tokens[:, :-1].flatten(), positions, attend_rows(decoder.config, rows))
+        logits = decoder.logits(hidden)
+    losses = F.cross_entropy(logits.float(), batch.tokens[:, 1:].flatten(), reduction="none")
+    weights = batch.weights[:, 1:].flatten()
+    loss = (losses * weights).sum() / weights.sum()
+    return loss, losses.detach()[weights == 1.0].mean().item()
+
+
+def learning_rate(step: int, progress: float) -> float:
+    """Linear warm-up, then half a cosine down to 3 % of the peak. `progress`: share of the time that is over."""
+    return LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * (0.03 + 0.485 * (1 + math.cos(math.pi * progress)))
+
+
+class Trainer:
+    """A model in training, and everything needed to stop and go on."""
+
+    def __init__(self, out: Path, minutes: float) -> None:
+        self.out, self.minutes = out, minutes
+        out.mkdir(parents=True, exist_ok=True)
+        self.tokenizer = train_tokenizer()
+        self.decoder = Decoder(ModelConfig.from_hf(hf_config(self.tokenizer)))
+        initialise(self.decoder)
+        matrices = [p for p in self.decoder.layers.parameters() if p.dim() == 2]
+        others = [p for n, p in self.decoder.named_parameters() if p.dim() == 1 or "embed" in n]
+        groups = [{"params": others, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.05}]
+        self.optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95))
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        self.log: list[str] = []
+
+    def resume(self, directory: Path) -> None:
+        """Mutates: all of it, to what `checkpoint` wrote."""
+        state = torch.load(directory / "checkpoint.pt", weights_only=True)  # tensors and numbers, no code
+        self.decoder.load_state_dict(state["decoder"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        self.log = state["log"]
+        self.say(f"resumed at step {self.step}, {self.seconds / 60:.1f} minutes")
+
+    def run(self) -> None:
+        """Trains until the minutes are over. Time is measured on the wall, over all resumed runs together."""
+        reader = Reader(self.tokenizer, f"{SEED}, from step {self.step}")
+        before, start = self.seconds, time.monotonic()
+        saved, recent = start, math.nan
+        while self.seconds < 60 * self.minutes:
+            progress = self.seconds / (60 * self.minutes)
+            batch = reader.batch([facts for share, facts in GROWTH if share <= progress][-1])
+            loss = self.update(batch, progress)
+            recent = loss if math.isnan(recent) else 0.98 * recent + 0.02 * loss
+            self.seconds = before + time.monotonic() - start
+            if self.step % 100 == 0:
+                self.say(
+                    f"{self.seconds / 60:5.1f} min  step {self.step:6d}  {self.tokens / 1e6:6.2f}M tokens  "
+                    f"answer loss {recent:.4f}"
+                )
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self.checkpoint()
+                saved = time.monotonic()
+        self.checkpoint()
+
+    def update(self, batch: Batch, progress: float) -> float:
+        """One optimizer step. Returns: the answer loss. Mutates: decoder, optimizer, step, tokens."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, progress)
+        loss, of_answers = answer_loss(self.decoder, batch)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
+        self.optimizer.step()
+        self.step += 1
+        self.tokens += batch.tokens.numel()
+        return of_answers
+
+    def say(self, line: str) -> None:
+        """Mutates: log."""
+        self.log.append(line)
+        print(line, flush=True)
+
+    def checkpoint(self) -> None:
+        """Writes the model, the log, and what `resume` reads."""
+        state = {
+            "decoder": self.decoder.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            **{name: getattr(self, name) for name in ("step", "tokens", "seconds", "log")},
+        }
+        torch.save(state, self.out / "checkpoint.pt")
+        save_file(hf_tensors(self.decoder), self.out / "model.safetensors", metadata={"format": "pt"})
+        (self.out / "config.json").write_text(json.dumps(hf_config(self.tokenizer), indent=2) + "\n")
+        self.tokenizer.save(str(self.out / "tokenizer.json"))
+        (self.out / "training_log.txt").write_text("\n".join(self.log) + "\n")
+
+
+def hf_tensors(decoder: Decoder) -> dict[str, Tensor]:
+    """The weights in bfloat16 under Hugging Face's names, with the fused projections taken apart.
+
+    Not `lm_head`: it is the embedding.
+    """
+    config = decoder.config
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    sizes = {"qkv_proj": [query, kv, kv], "gate_up_proj": [config.intermediate_size] * 2}
+    tensors = {}
+    for name, weight in decoder.state_dict().items():
+        module = name.split(".")[-2]
+        if module in FUSED:
+            for part, rows in zip(FUSED[module], weight.split(sizes[module]), strict=True):
+                tensors[f"model.{name.replace(module, part)}"] = rows.bfloat16().contiguous()
+        elif not name.startswith("lm_head"):
+            tensors[f"model.{name}"] = weight.bfloat16().contiguous()
+    return tensors
+
+
+def main() -> None:
+    """Trains a tiny model from the command line."""
+    parser = argparse.ArgumentParser(description="Train the tiny model.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--resume", type=Path, help="directory of an interrupted run")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    trainer = Trainer(options.out, options.minutes)
+    size = sum(p.numel() for p in trainer.decoder.parameters())
+    trainer.say(f"{size:,} parameters, {trainer.decoder.config}")
+    if options.resume is not None:
+        trainer.resume(options.resume)
+    trainer.run()
+
+
+if __name__ == "__main__":
+    main()
