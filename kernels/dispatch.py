@@ -229,22 +229,21 @@ def plan_step(
     block_tables: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
-    block_size: int,
-    dtype: torch.dtype,
+    key_cache: Tensor,
     sliding_window: int | None = None,
 ) -> StepPlan:
     """Checks the metadata of a step once and prepares what all layers share.
 
-    Args: as in `reshape_and_cache` and `paged_attention`; `block_size` in tokens, `dtype` of the cache.
+    Args: as in `reshape_and_cache` and `paged_attention`; key_cache of any layer, for its shape and dtype.
     Raises: ValueError with one sentence for metadata that does not fit together.
     """
     checks.slots(slot_mapping, len(slot_mapping))
-    checks.metadata(block_tables, query_start_loc, seq_lens, block_size, len(slot_mapping))
+    checks.metadata(block_tables, query_start_loc, seq_lens, key_cache.shape[1], len(slot_mapping))
     checks.window(sliding_window)
     prepare = getattr(backend, "plan_step", None)
     if prepare is None:
         return DirectPlan(backend, slot_mapping, block_tables, query_start_loc, seq_lens, sliding_window)
     return cast(
         StepPlan,
-        prepare(slot_mapping, block_tables, query_start_loc, seq_lens, block_size, dtype, sliding_window),
+        prepare(slot_mapping, block_tables, query_start_loc, seq_lens, key_cache, sliding_window),
     )

@@ -60,8 +60,7 @@ class PagedAttention:
             metadata.block_tables,
             metadata.query_start_loc,
             metadata.seq_lens,
-            kv_cache.block_size,
-            kv_cache.dtype,
+            kv_cache.layers[0][0],
             sliding_window,
         )
 

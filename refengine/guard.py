@@ -23,6 +23,14 @@ from refengine.v1.block_pool import check_pool
 AFTER_EACH_CALL: dict[str, Callable[[Any], None]] = {"free_queue": check_queue, "block_pool": check_pool}
 SHOWN_CHARS = 60
 
+# By how much each call on a free queue changes its count.
+QUEUE_GROWTH: dict[str, Callable[[Any], int]] = {
+    "popleft_n": lambda n: -n,
+    "remove": lambda block: -1,
+    "append_n": len,
+    "prepend_n": len,
+}
+
 
 def guarded(slot: str, part: Any, reference: Any) -> Any:
     """`part` with a guard around every public call. A class stays a class, with the guard in a subclass."""
@@ -52,8 +60,11 @@ def _guard_call(
     where = f"part {slot} ({part_name})"
     check = AFTER_EACH_CALL.get(slot) if is_method and function.__name__ != "__init__" else None
 
+    growth = QUEUE_GROWTH.get(function.__name__) if slot == "free_queue" else None
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        due = args[0].num_free_blocks + growth(args[1]) if growth else None
         try:
             result = function(*args, **kwargs)
         except PartError:
@@ -66,6 +77,8 @@ def _guard_call(
         problem = _problem(slot, function.__name__, args[is_method:], result)
         if problem is None and check is not None:
             problem = _broken_invariant(check, args[0])
+        if problem is None and due is not None and args[0].num_free_blocks != due:
+            problem = f"the queue holds {args[0].num_free_blocks} blocks instead of {due}"
         if problem is not None:
             shown = _show_call(function.__name__, args[is_method:], kwargs)
             raise PartError(f"{where}: after {shown}, {problem}.{_expectation(reference)}")

@@ -102,8 +102,11 @@ class LLM:
         """Enters one request per prompt. A bad one gets an output with its error and touches nothing."""
         batch: Sequence[Any] = [prompts] if _is_single(prompts) else list(prompts)
         all_params = _one_each("params", params or SamplingParams(), len(batch), SamplingParams)
-        ids = _one_each("request_ids", request_ids or [f"request-{next(self._counter)}" for _ in batch], len(batch))
+        ids = _one_each("request_ids", request_ids or self._new_ids(len(batch)), len(batch))
         return [self._enter(*each, request_options) for each in zip(ids, batch, all_params, strict=True)]
+
+    def _new_ids(self, count: int) -> list[str]:
+        return [f"request-{next(self._counter)}" for _ in range(count)]
 
     def _enter(
         self, request_id: str, prompt: Prompt, params: SamplingParams, options: dict[str, Any]

@@ -42,7 +42,8 @@ class Finding:
 def examine() -> list[Finding]:
     """Looks at Python, the packages, the shipped model and the GPU. Changes nothing."""
     python = Finding("python", platform.python_version(), sys.version_info < MINIMUM_PYTHON)
-    return [python, *map(_required, REQUIRED), *map(_optional, OPTIONAL), _kernels(), _tiny_model(), _gpu(), _threads()]
+    packages = [*map(_required, REQUIRED), *map(_optional, OPTIONAL)]
+    return [python, *packages, _kernels(), _tiny_model(), _gpu(), _threads()]
 
 
 def run_doctor(console: Console) -> int:

@@ -2,9 +2,9 @@
 
     python -m refengine.model.evaluate_tiny --worlds 200 --json recall.json
 
-Every prompt goes through `LLM`, in batches, with prefix caching on and several questions about each world, so a
-fault of the engine shows here as wrong answers just as a fault of the weights does. An answer is right only if
-its text is exactly the expected one under greedy decoding. The worlds come from a seed that training never used.
+Every prompt goes through `LLM`, in batches, with prefix caching on and several questions about each world, so
+a fault of the engine shows here as wrong answers just as a fault of the weights does. An answer is right only
+if its text is exactly the expected one under greedy decoding. Training never used the seed of these worlds.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class Asked:
 
 
 def evaluate(llm: LLM, worlds: int, num_facts: int, seed: int = SEED) -> Score:
-    """Recall on `worlds` unseen worlds of `num_facts` facts, with up to QUESTIONS_PER_WORLD questions each."""
+    """Recall on `worlds` unseen worlds of `num_facts` facts, QUESTIONS_PER_WORLD questions each."""
     rng = random.Random(f"{seed}, {num_facts} facts")
     drawn = [world(rng, num_facts) for _ in range(worlds)]
-    return ask(llm, [Asked(w.prompt(q.question), q) for w in drawn for q in w.questions[:QUESTIONS_PER_WORLD]])
+    asked = [Asked(w.prompt(q.question), q) for w in drawn for q in w.questions[:QUESTIONS_PER_WORLD]]
+    return ask(llm, asked)
 
 
 def evaluate_glossary(llm: LLM) -> Score:

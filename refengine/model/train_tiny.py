@@ -1,20 +1,20 @@
-"""How the shipped tiny model was made, and how to make it again: one file, one thread, one hour.
+"""How the shipped tiny model was made, and how to make it again: one file, one thread, less than an hour.
 
-    python -m refengine.model.train_tiny --out DIR --minutes 60
-    python -m refengine.model.train_tiny --out DIR --minutes 60 --resume DIR    # after an interruption
+    python -m refengine.model.train_tiny --out DIR --minutes 40
+    python -m refengine.model.train_tiny --out DIR --minutes 40 --resume DIR    # after an interruption
 
 The model must learn one thing: to find in its context the fact that a question is about, and to repeat it.
 That takes two heads in a row (an induction circuit): one that tells each token what stood before it, and one
-that searches for "the place where the same words stood before". Trained from noise, small networks find it late
-and suddenly. What makes it quick here:
+that searches for the place where the same words stood before. Small networks find it late and suddenly. What
+makes it quick here:
 
-* the answer repeats the words of the fact, so that the same n-gram leads to the value in both places;
-* some heads of layer 0 begin as what they would have to become: heads that look one, two, ... tokens back;
-* all questions of a world are asked in one row, and answers count twenty times as much as the rest;
+* the answer repeats the words of the fact, so the same n-gram leads to the value in both places;
+* two heads of layer 0 begin as what they would have to become: heads that look one and two tokens back;
+* many questions about a world are asked in one row, and answers count twenty times as much as the rest;
 * worlds are small at first and grow.
 
-Writes a Hugging Face Qwen3 directory (config.json, model.safetensors in bfloat16, tokenizer.json) and
-training_log.txt, anew at every checkpoint, plus checkpoint.pt to resume from.
+Writes a Hugging Face Qwen3 directory (config.json, model.safetensors in bfloat16, tokenizer.json) with
+training_log.txt, anew at every checkpoint, and checkpoint.pt to resume from.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import json
 import math
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +35,7 @@ from torch import Tensor
 
 from refengine.model.config import ModelConfig
 from refengine.model.corpus import World, document, pieces, with_glossary, world
-from refengine.model.decoder import Attend, Decoder
+from refengine.model.decoder import Attend, Decoder, Layer
 from refengine.model.loader import FUSED
 
 SEED = 1  # evaluate_tiny draws its worlds from another one
@@ -58,13 +57,12 @@ SHAPE = {
     "dtype": "bfloat16",
 }
 LOOK_BACK = {0: 1, 2: 2}  # query head of layer 0 -> how many tokens back it looks at first
-SHARPNESS = 1.5  # initial weight of the norms on queries and keys: an attention logit is at most its square * 8
+SHARPNESS = 1.5  # initial weight of the norms on queries and keys: attention logits stay below 8 * its square
 LEARNING_RATE, WARMUP_STEPS = 3e-3, 50
 TOKENS_PER_STEP = 2048
-PROMPT_WEIGHT = 0.05  # in the loss, of every token that is not part of an answer, which count 1
-# (from this share of the training time on, worlds have at most so many facts)
-GROWTH = ((0.0, 3), (0.15, 6), (0.3, 10), (0.45, 14))
-MAX_QUESTIONS = 8  # in a row; a world of 14 facts and 8 questions is about 350 tokens
+PROMPT_WEIGHT = 0.05  # in the loss, of every token that is not part of an answer; those count 1
+GROWTH = ((0.0, 3), (0.15, 6), (0.3, 10), (0.45, 14))  # (from this share of the time, at most so many facts)
+MAX_QUESTIONS = 8  # in a row; with 14 facts that makes about 350 tokens
 CHECKPOINT_SECONDS = 120
 
 
@@ -77,9 +75,8 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     rng = random.Random(SEED)
     texts = [document(with_glossary(rng, world(rng, 6), 2)) for _ in range(3000)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=1024, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=1024, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -106,17 +103,18 @@ def initialise(decoder: Decoder) -> None:
 
 
 def look_back(decoder: Decoder) -> None:
-    """Lets some heads of layer 0 begin as heads that attend a fixed number of tokens back. Mutates: decoder.
+    """Lets some heads of layer 0 begin as heads that attend a fixed distance back. Mutates: decoder.
 
     Feature 0 of every embedding becomes a constant, and the keys and queries of these heads read little else.
-    A constant key at position j is turned by the rotary embedding to angle j * f; a query that is turned back
-    by `distance` beforehand meets it best at j = i - distance. The fastest pairs of features tell neighbours
-    apart best, so only those are used. Tied embeddings add the same number to all logits, which changes nothing.
+    The rotary embedding turns a constant key at position j by an angle j * f. A query that was turned back by
+    `distance * f` beforehand agrees with it best at j = i - distance. Only the fastest pairs of features are
+    used: they tell neighbours apart best. In the tied output the constant adds the same to all logits.
     """
-    config, attention = decoder.config, decoder.layers[0].self_attn
+    config = decoder.config
+    attention = cast(Layer, decoder.layers[0]).self_attn
     half, fast = config.head_dim // 2, 4
     decoder.embed_tokens.weight[:, 0] = 0.15
-    rows = attention.qkv_proj.weight.view(-1, config.head_dim, config.hidden_size)  # [heads, head_dim, hidden]
+    rows = attention.qkv_proj.weight.view(-1, config.head_dim, config.hidden_size)
     for head, distance in LOOK_BACK.items():
         key_head = config.num_heads + head // (config.num_heads // config.num_kv_heads)
         angles = distance * decoder.rotary.inv_freq[:fast]
@@ -127,96 +125,87 @@ def look_back(decoder: Decoder) -> None:
         rows[head, half : half + fast, 0] = -2.0 * angles.sin()
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Rows of one document each, padded at the end. `weights[:, i]` is the loss weight of predicting token i."""
-
-    tokens: Tensor  # [rows, width] int64
-    weights: Tensor  # [rows, width] float32
-
-
 class Reader:
-    """Draws documents and turns them into batches. Encoded sentences are remembered: there are only so many."""
+    """Draws documents and makes batches of them. Encoded sentences are kept: there are only so many."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str) -> None:
         self.tokenizer = tokenizer
         self.rng = random.Random(seed)
         self.known: dict[str, list[int]] = {}
 
-    def batch(self, max_facts: int) -> Batch:
-        """As many worlds of the same number of facts as fit into TOKENS_PER_STEP. Mutates: rng, known."""
+    def batch(self, max_facts: int) -> tuple[Tensor, Tensor]:
+        """As many documents about equally many facts as fit into TOKENS_PER_STEP, padded at the end.
+
+        Returns: token ids `[rows, width]` int64, and the loss weight of predicting each, float32.
+        Mutates: rng, known.
+        """
         num_facts = self.rng.randint(1, max_facts)
-        rows: list[tuple[list[int], list[float]]] = []
-        width = 0
-        while True:
-            row = self.row(num_facts)
-            width_then = max(width, len(row[0]))
-            if rows and width_then * (len(rows) + 1) > TOKENS_PER_STEP:
-                break
-            rows.append(row)
-            width = width_then
+        rows = [self.row(num_facts)]
+        while max(len(ids) for ids, _ in rows) * len(rows) <= TOKENS_PER_STEP:
+            rows.append(self.row(num_facts))
+        rows = rows[:-1] or rows
+        width = max(len(ids) for ids, _ in rows)
         tokens, weights = torch.zeros(len(rows), width, dtype=torch.int64), torch.zeros(len(rows), width)
         for i, (ids, importance) in enumerate(rows):
             tokens[i, : len(ids)] = torch.tensor(ids)
             weights[i, : len(ids)] = torch.tensor(importance)
-        return Batch(tokens, weights)
+        return tokens, weights
 
     def row(self, num_facts: int) -> tuple[list[int], list[float]]:
-        """Tokens and loss weights of one document."""
+        """Token ids and loss weights of one document."""
         drawn = world(self.rng, num_facts)
         if self.rng.random() < 0.1:
             drawn = with_glossary(self.rng, World((), ()), 4)
         elif self.rng.random() < 0.5:
             drawn = with_glossary(self.rng, drawn, self.rng.randint(1, 2))
-        drawn = World(drawn.sentences, drawn.questions[:MAX_QUESTIONS])
         ids: list[int] = []
         weights: list[float] = []
-        for i, piece in enumerate(pieces(drawn)):
-            encoded = [token for part in piece.splitlines(keepends=True) for token in self.encode(part)]
+        for i, piece in enumerate(pieces(World(drawn.sentences, drawn.questions[:MAX_QUESTIONS]))):
+            encoded = self.encode(piece)
             ids += encoded
             weights += [1.0 if i % 2 else PROMPT_WEIGHT] * len(encoded)
         return ids, weights
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of one line, sentence by sentence."""
+        """Token ids, sentence by sentence. Mutates: known."""
         ids: list[int] = []
-        for sentence in text.replace(". ", ".\0 ").split("\0"):
+        for sentence in text.replace(". ", ".\0 ").replace("\n", "\0\n").split("\0"):
             if sentence not in self.known:
                 self.known[sentence] = self.tokenizer.encode(sentence).ids
             ids += self.known[sentence]
         return ids
 
 
-def attend_rows(config: ModelConfig, rows: int) -> Attend:
-    """Plain causal attention within each row; no cache, no blocks.
+def attend_rows(num_rows: int) -> Attend:
+    """Plain causal attention within each row, with no cache and no blocks.
 
-    The decoder's flat `[rows * width, heads, head_dim]` is seen as `[rows, heads, width, head_dim]` in between.
+    The decoder's flat `[rows * width, heads, head_dim]` is seen as `[rows, heads, width, head_dim]` inside.
     """
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        q, k, v = (x.view(rows, -1, x.shape[1], x.shape[2]).transpose(1, 2) for x in (query, key, value))
+        q, k, v = (x.view(num_rows, -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).reshape(query.shape)
 
     return attend
 
 
-def answer_loss(decoder: Decoder, batch: Batch) -> tuple[Tensor, float]:
+def answer_loss(decoder: Decoder, tokens: Tensor, weights: Tensor) -> tuple[Tensor, float]:
     """The weighted loss to minimise, and the mean loss of the answer tokens alone, in nats per token."""
-    rows, width = batch.tokens[:, :-1].shape
-    positions = torch.arange(width).repeat(rows)
+    rows, width = tokens[:, 1:].shape
     with torch.autocast("cpu", torch.bfloat16):
-        hidden = decoder(batch.tokens[:, :-1].flatten(), positions, attend_rows(decoder.config, rows))
+        hidden = decoder(tokens[:, :-1].flatten(), torch.arange(width).repeat(rows), attend_rows(rows))
         logits = decoder.logits(hidden)
-    losses = F.cross_entropy(logits.float(), batch.tokens[:, 1:].flatten(), reduction="none")
-    weights = batch.weights[:, 1:].flatten()
-    loss = (losses * weights).sum() / weights.sum()
-    return loss, losses.detach()[weights == 1.0].mean().item()
+    losses = F.cross_entropy(logits.float(), tokens[:, 1:].flatten(), reduction="none")
+    importance = weights[:, 1:].flatten()
+    loss = (losses * importance).sum() / importance.sum()
+    return loss, losses.detach()[importance == 1.0].mean().item()
 
 
 def learning_rate(step: int, progress: float) -> float:
-    """Linear warm-up, then half a cosine down to 3 % of the peak. `progress`: share of the time that is over."""
-    return LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * (0.03 + 0.485 * (1 + math.cos(math.pi * progress)))
+    """Linear warm-up, then half a cosine down to 3 %. `progress`: share of the time that is over."""
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * (0.03 + 0.97 * cosine)
 
 
 class Trainer:
@@ -232,87 +221,75 @@ class Trainer:
         others = [p for n, p in self.decoder.named_parameters() if p.dim() == 1 or "embed" in n]
         groups = [{"params": others, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.05}]
         self.optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95))
-        self.step, self.tokens, self.seconds = 0, 0, 0.0
-        self.log: list[str] = []
+        self.progress: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "loss": math.nan, "log": []}
 
     def resume(self, directory: Path) -> None:
         """Mutates: all of it, to what `checkpoint` wrote."""
         state = torch.load(directory / "checkpoint.pt", weights_only=True)  # tensors and numbers, no code
         self.decoder.load_state_dict(state["decoder"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
-        self.log = state["log"]
-        self.say(f"resumed at step {self.step}, {self.seconds / 60:.1f} minutes")
+        self.progress = state["progress"]
+        self.say(f"resumed after {self.progress['seconds'] / 60:.1f} minutes")
 
     def run(self) -> None:
-        """Trains until the minutes are over. Time is measured on the wall, over all resumed runs together."""
-        reader = Reader(self.tokenizer, f"{SEED}, from step {self.step}")
-        before, start = self.seconds, time.monotonic()
-        saved, recent = start, math.nan
-        while self.seconds < 60 * self.minutes:
-            progress = self.seconds / (60 * self.minutes)
-            batch = reader.batch([facts for share, facts in GROWTH if share <= progress][-1])
-            loss = self.update(batch, progress)
-            recent = loss if math.isnan(recent) else 0.98 * recent + 0.02 * loss
-            self.seconds = before + time.monotonic() - start
-            if self.step % 100 == 0:
-                self.say(
-                    f"{self.seconds / 60:5.1f} min  step {self.step:6d}  {self.tokens / 1e6:6.2f}M tokens  "
-                    f"answer loss {recent:.4f}"
-                )
+        """Trains until the minutes are over, on the wall clock, all resumed runs counted together."""
+        now = self.progress
+        reader = Reader(self.tokenizer, f"{SEED}, from step {now['step']}")
+        start = saved = time.monotonic()
+        start -= now["seconds"]
+        while (share := now["seconds"] / (60 * self.minutes)) < 1:
+            tokens, weights = reader.batch([facts for since, facts in GROWTH if since <= share][-1])
+            self.update(tokens, weights, share)
+            now["seconds"] = time.monotonic() - start
+            if now["step"] % 100 == 0:
+                minutes, millions = now["seconds"] / 60, now["tokens"] / 1e6
+                self.say(f"{minutes:5.1f} min {now['step']:6} steps {millions:6.2f}M tokens, loss {now['loss']:.4f}")
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self.checkpoint()
                 saved = time.monotonic()
         self.checkpoint()
 
-    def update(self, batch: Batch, progress: float) -> float:
-        """One optimizer step. Returns: the answer loss. Mutates: decoder, optimizer, step, tokens."""
+    def update(self, tokens: Tensor, weights: Tensor, share: float) -> None:
+        """One optimizer step at `share` of the whole time. Mutates: decoder, optimizer, progress."""
+        now = self.progress
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, progress)
-        loss, of_answers = answer_loss(self.decoder, batch)
+            group["lr"] = learning_rate(now["step"], share)
+        loss, of_answers = answer_loss(self.decoder, tokens, weights)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
         self.optimizer.step()
-        self.step += 1
-        self.tokens += batch.tokens.numel()
-        return of_answers
+        now["step"] += 1
+        now["tokens"] += tokens.numel()
+        now["loss"] = of_answers if math.isnan(now["loss"]) else 0.98 * now["loss"] + 0.02 * of_answers
 
     def say(self, line: str) -> None:
-        """Mutates: log."""
-        self.log.append(line)
+        """Prints a line and keeps it for training_log.txt. Mutates: progress."""
+        self.progress["log"].append(line)
         print(line, flush=True)
 
     def checkpoint(self) -> None:
         """Writes the model, the log, and what `resume` reads."""
-        state = {
-            "decoder": self.decoder.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            **{name: getattr(self, name) for name in ("step", "tokens", "seconds", "log")},
-        }
-        torch.save(state, self.out / "checkpoint.pt")
+        state = {"decoder": self.decoder.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save({**state, "progress": self.progress}, self.out / "checkpoint.pt")
         save_file(hf_tensors(self.decoder), self.out / "model.safetensors", metadata={"format": "pt"})
         (self.out / "config.json").write_text(json.dumps(hf_config(self.tokenizer), indent=2) + "\n")
         self.tokenizer.save(str(self.out / "tokenizer.json"))
-        (self.out / "training_log.txt").write_text("\n".join(self.log) + "\n")
+        (self.out / "training_log.txt").write_text("\n".join(self.progress["log"]) + "\n")
 
 
 def hf_tensors(decoder: Decoder) -> dict[str, Tensor]:
-    """The weights in bfloat16 under Hugging Face's names, with the fused projections taken apart.
-
-    Not `lm_head`: it is the embedding.
-    """
+    """The weights in bfloat16 under Hugging Face's names, fused projections taken apart, without lm_head."""
     config = decoder.config
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sizes = {"qkv_proj": [query, kv, kv], "gate_up_proj": [config.intermediate_size] * 2}
     tensors = {}
     for name, weight in decoder.state_dict().items():
         module = name.split(".")[-2]
-        if module in FUSED:
-            for part, rows in zip(FUSED[module], weight.split(sizes[module]), strict=True):
-                tensors[f"model.{name.replace(module, part)}"] = rows.bfloat16().contiguous()
-        elif not name.startswith("lm_head"):
-            tensors[f"model.{name}"] = weight.bfloat16().contiguous()
+        parts = FUSED.get(module, (module,))
+        for part, rows in zip(parts, weight.split(sizes.get(module, len(weight))), strict=True):
+            tensors[f"model.{name.replace(module, part)}"] = rows.bfloat16().contiguous()
+    del tensors["model.lm_head.weight"]
     return tensors
 
 
@@ -320,13 +297,12 @@ def main() -> None:
     """Trains a tiny model from the command line."""
     parser = argparse.ArgumentParser(description="Train the tiny model.")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--resume", type=Path, help="directory of an interrupted run")
     options = parser.parse_args()
     torch.set_num_threads(1)
     trainer = Trainer(options.out, options.minutes)
-    size = sum(p.numel() for p in trainer.decoder.parameters())
-    trainer.say(f"{size:,} parameters, {trainer.decoder.config}")
+    trainer.say(f"{sum(p.numel() for p in trainer.decoder.parameters()):,} parameters")
     if options.resume is not None:
         trainer.resume(options.resume)
     trainer.run()

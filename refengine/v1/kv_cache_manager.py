@@ -205,8 +205,9 @@ class KVCacheManager:
                     users[block.block_id] += 1
         for block in self.block_pool.blocks:
             if not block.is_null and block.ref_count != users[block.block_id]:
+                found = users[block.block_id]
                 raise IntegrityError(
-                    f"block {block.block_id} counts {block.ref_count} users, but stands in {users[block.block_id]} tables"
+                    f"block {block.block_id} counts {block.ref_count} users, but stands in {found} tables"
                 )
 
     def _announce_reused(self, request: Request, hits: GroupBlocks) -> None:

@@ -154,5 +154,5 @@ class ModelRunner:
         position = int(self.batch.num_tokens[row])
         return torch.Generator(self.device).manual_seed((params.seed * SEED_STRIDE + position) % 2**63)
 
-    def _tensor(self, array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+    def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

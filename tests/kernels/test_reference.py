@@ -238,7 +238,7 @@ def plan_and_slots(pages: Pages, backend: kernels.Backend) -> tuple[kernels.Step
             slots.append(block * block_size + position % block_size)
     slot_mapping = torch.tensor(slots)
     tables = (pages.block_tables, pages.query_start_loc, pages.seq_lens)
-    return kernels.plan_step(backend, slot_mapping, *tables, block_size, pages.query.dtype), slot_mapping
+    return kernels.plan_step(backend, slot_mapping, *tables, pages.key_cache), slot_mapping
 
 
 class Plain:

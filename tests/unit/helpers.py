@@ -159,16 +159,18 @@ class Steps:
         self.scheduler = Scheduler(config, self.manager, max_model_len, eos, observer)
         self.hasher = make_hasher(block_size) if config.enable_prefix_caching else None
         self.fresh = 10_000
+        self.num_added = 0
 
     def add(self, request_id: str, tokens: Sequence[int], max_tokens: int = ENDLESS, **options: Any) -> Request:
         """Enters a request. Sampling options go by their names, the rest to the request."""
         params = {name: options.pop(name) for name in ("ignore_eos", "stop_token_ids") if name in options}
+        self.num_added += 1
         request = Request(
             request_id,
             tokens,
             SamplingParams(max_tokens=max_tokens, **params),
             hasher=self.hasher,
-            arrival=len(self.scheduler.requests),
+            arrival=self.num_added,
             **options,
         )
         self.scheduler.add_request(request)

@@ -86,7 +86,7 @@ def test_a_block_that_is_not_there_cannot_leave() -> None:
 def test_a_wrong_counter_is_noticed() -> None:
     queue, _ = make(3)
     queue.num_free_blocks += 1
-    with pytest.raises(IntegrityError, match="counts 4 blocks, but 3 are linked"):
+    with pytest.raises(IntegrityError, match="the free queue counts 4 blocks, but 3 "):
         queue.check_integrity()
 
 
