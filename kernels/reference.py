@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -180,7 +181,7 @@ def cut(
     unused end of a block, nor a block behind the window is read, whatever it holds.
     """
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
-    query_lens = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
+    query_lens = [stop - start for start, stop in pairwise(starts)]
     window = sliding_window or max(lengths, default=1)
     counts = [min(length, n + window - 1) for length, n in zip(lengths, query_lens, strict=True)]
     most = PIECE_BYTES // (2 * key_cache[0, 0].numel() * key_cache.dtype.itemsize)

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 CELL_SECONDS = 20.0
 AGAIN_SECONDS = 0.5  # the alarm is repeated: one that was caught by the answer is not the end
+CAUGHT = "The answer catches the signal that should end it (a bare `except:`?): restart the kernel."
 
 
 class Stopped(BaseException):
@@ -33,42 +34,44 @@ class AskedForInput(Stopped):
 
 
 @contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raises OutOfTime in the body after `seconds`. Does nothing without alarms (Windows, a thread) or for None."""
-    if seconds is None or not hasattr(signal, "setitimer"):
-        yield
+def time_limit(seconds: float | None) -> Iterator[list[Stopped]]:
+    """Raises OutOfTime in the body after `seconds`, and yields a list of what it raised so far.
+
+    Does nothing for None, and where there are no alarms: on Windows, and outside the main thread.
+    """
+    alarms: list[Stopped] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    if seconds is None or not hasattr(signal, "setitimer") or not in_main:
+        yield alarms
         return
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    alarms = 0
 
     def fire(number: int, frame: FrameType | None) -> NoReturn:
-        nonlocal alarms
-        alarms += 1
-        if alarms == 4:
-            print("The answer catches the signal that should end it (a bare `except:`?): restart the kernel.", file=sys.stderr)
-        raise OutOfTime
+        alarms.append(OutOfTime())
+        if len(alarms) == 4:
+            print(CAUGHT, file=sys.stderr)
+        raise alarms[-1]
 
     before = signal.signal(signal.SIGALRM, fire)
     signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
     try:
-        yield
+        yield alarms
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager
-def no_input() -> Iterator[None]:
-    """Makes input() raise AskedForInput in the body, instead of waiting for somebody to type."""
+def no_input() -> Iterator[list[Stopped]]:
+    """Makes input() raise AskedForInput in the body, which nobody is there to type for. Yields what was raised."""
+    asked: list[Stopped] = []
     before = builtins.input
 
     def refuse(prompt: object = "") -> NoReturn:
-        raise AskedForInput
+        asked.append(AskedForInput())
+        raise asked[-1]
 
     builtins.input = refuse
     try:
-        yield
+        yield asked
     finally:
         builtins.input = before

@@ -50,12 +50,16 @@ def shorten(text: str, width: float, size: float = NORMAL, bold: bool = False) -
 
 
 class Canvas:
-    """A sheet `width` px wide that grows downwards. Mutates: every call adds one element."""
+    """A sheet `width` px wide that grows downwards. Mutates: every call adds one element.
+
+    Looks are kept as numbered classes: most elements share one of a dozen looks, and the file halves.
+    """
 
     def __init__(self, width: float) -> None:
         self.width = width
         self.height = 0.0
         self._elements: list[str] = []
+        self._looks: dict[str, str] = {}
 
     def rect(
         self,
@@ -72,11 +76,10 @@ class Canvas:
     ) -> None:
         """A rectangle; `stroke` "none" leaves the outline away, `dash` "4 3" breaks it."""
         self._grow(y + height)
-        outline = "" if stroke == "none" else f' stroke="{stroke}"{_unless(" stroke-width", thickness, 1)}'
-        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        look = self._look(f"fill:{fill}", _outline(stroke, thickness, dash))
+        corners = f' rx="{_n(radius)}"' if radius else ""
         self._elements.append(
-            f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"{_unless(" rx", radius, 0)}'
-            f' fill="{fill}"{outline}{dashes}/>'
+            f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"{corners}{look}/>'
         )
 
     def text(
@@ -95,10 +98,13 @@ class Canvas:
         self._grow(y + size / 3)
         if width is not None:
             words = shorten(words, width, size, bold)
-        style = _unless(" font-size", size, NORMAL) + (' font-weight="bold"' if bold else "")
-        style += "" if anchor == "start" else f' text-anchor="{anchor}"'
-        style += "" if fill == INK else f' fill="{fill}"'
-        self._elements.append(f'<text x="{_n(x)}" y="{_n(y)}"{style}>{escape(words, quote=False)}</text>')
+        look = self._look(
+            f"font-size:{_n(size)}px" if size != NORMAL else "",
+            "font-weight:bold" if bold else "",
+            f"text-anchor:{anchor}" if anchor != "start" else "",
+            f"fill:{fill}" if fill != INK else "",
+        )
+        self._elements.append(f'<text x="{_n(x)}" y="{_n(y)}"{look}>{escape(words, quote=False)}</text>')
 
     def line(
         self,
@@ -112,14 +118,12 @@ class Canvas:
         """Straight pieces through `points`; with `arrow` a head at the last one."""
         self._grow(max(y for _, y in points))
         path = "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
-        dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        self._elements.append(
-            f'<path d="{path}" fill="none" stroke="{stroke}" stroke-width="{_n(thickness)}"{dashes}/>'
-        )
+        look = self._look("fill:none", _outline(stroke, thickness, dash))
+        self._elements.append(f'<path d="{path}"{look}/>')
         if arrow:
-            self._head(points[-2], points[-1], stroke)
+            self._head(points[-2], points[-1], stroke, 5.5 + thickness)
 
-    def _head(self, start: tuple[float, float], tip: tuple[float, float], fill: str, size: float = 6.5) -> None:
+    def _head(self, start: tuple[float, float], tip: tuple[float, float], fill: str, size: float) -> None:
         (x0, y0), (x1, y1) = start, tip
         length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5 or 1.0
         ux, uy = (x1 - x0) / length, (y1 - y0) / length
@@ -127,16 +131,25 @@ class Canvas:
         wing = size * 0.45
         self._elements.append(
             f'<path d="M{_n(x1)} {_n(y1)}L{_n(bx - wing * uy)} {_n(by + wing * ux)}'
-            f'L{_n(bx + wing * uy)} {_n(by - wing * ux)}z" fill="{fill}"/>'
+            f'L{_n(bx + wing * uy)} {_n(by - wing * ux)}z"{self._look(f"fill:{fill}")}/>'
         )
 
+    def _look(self, *properties: str) -> str:
+        """The class attribute for some style properties; empty ones do not count."""
+        style = ";".join(filter(None, properties))
+        if not style:
+            return ""
+        name = self._looks.setdefault(style, f"l{len(self._looks)}")
+        return f' class="{name}"'
+
     def svg(self, alt: str, bottom: float = 12.0) -> str:
-        """The finished picture. `alt` is repeated inside it, for whoever opens the file on its own."""
+        """The finished picture. `alt` begins with its title, for whoever opens the file on its own."""
         width, height = _n(self.width), _n(round(self.height + bottom))
+        looks = "".join(f".{name}{{{style}}}" for style, name in self._looks.items())
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img" font-family="{FONT}" font-size="{NORMAL}" fill="{INK}">'
-            f"<title>{escape(alt.splitlines()[0], quote=False)}</title>"
+            f"<title>{escape(alt.splitlines()[0], quote=False)}</title><style>{looks}</style>"
             f'<rect width="{width}" height="{height}" rx="6" fill="{PAPER}"/>' + "".join(self._elements) + "</svg>"
         )
 
@@ -146,8 +159,11 @@ class Canvas:
 
 def _n(value: float) -> str:
     """A number with at most one decimal: more would only make the file longer."""
-    return f"{round(value, 1):g}" if abs(value) < 1e5 else str(round(value))
+    return f"{round(value, 1):g}"
 
 
-def _unless(name: str, value: float, default: float) -> str:
-    return "" if value == default else f'{name}="{_n(value)}"'
+def _outline(stroke: str, thickness: float, dash: str) -> str:
+    if stroke == "none":
+        return ""
+    dashes = f";stroke-dasharray:{dash}" if dash else ""
+    return f"stroke:{stroke};stroke-width:{_n(thickness)}{dashes}"
