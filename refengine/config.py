@@ -19,6 +19,7 @@ POLICIES = ("fcfs", "priority")
 DTYPES = ("float32", "bfloat16", "float16")
 ENGINES = ("v1",)
 MODES = ("fixed", "faithful")
+PREEMPTION_MODES = ("recompute", "swap")
 
 
 def one_of(name: str, value: str, choices: Sequence[str]) -> None:
@@ -75,11 +76,18 @@ class EngineConfig(Options):
     max_num_seqs: int = 128  # requests running at once
     max_num_batched_tokens: int = 2048  # tokens per step, all requests together
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0  # longest chunk of one request while others wait; 0: no limit
+    long_prefill_token_threshold: int = 0  # V1: longest chunk of one request while others wait; 0: no limit
     policy: str = "fcfs"
     watermark: float = 0.0  # share of the blocks that admitting a request must leave free
     reserve_full_sequence: bool = True  # admit a prompt only if all of it would fit
     check_integrity: bool = False  # verify every structure after every step; for parts under test
+
+    # V0 only
+    num_cpu_blocks: int = 0  # blocks in CPU memory, to swap to
+    preemption_mode: str | None = None  # None: recompute, and swap only a request with several sequences
+    max_num_partial_prefills: int = 1  # prompts that are computed in parts at the same time
+    max_long_partial_prefills: int = 1  # of these, prompts longer than long_prefill_token_threshold
+    sliding_window: int | None = None  # tokens; V0 refuses it together with prefix caching
 
     def __post_init__(self) -> None:
         one_of("engine", self.engine, ENGINES)
@@ -87,7 +95,13 @@ class EngineConfig(Options):
         one_of("dtype", self.dtype, DTYPES)
         one_of("policy", self.policy, POLICIES)
         one_of("hash_algorithm", self.hash_algorithm, HASH_ALGORITHMS)
+        if self.preemption_mode is not None:
+            one_of("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
         self.at_least(
+            num_cpu_blocks=0,
+            max_num_partial_prefills=1,
+            max_long_partial_prefills=1,
+            sliding_window=1,
             block_size=1,
             num_blocks=2,  # the null block and one that can be used
             kv_cache_bytes=1,

@@ -8,8 +8,9 @@ vLLM: V0 model_executor/layers/sampler.py, V1 v1/sample/sampler.py and v1/sample
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,8 @@ from torch import Tensor
 from refengine.config import Options
 from refengine.errors import ConfigError
 
-GREEDY_BELOW = (
-    1e-5  # a temperature this small divides logits into infinities; it can only mean "the best one"
-)
+# Dividing by a temperature this small gives infinities; it can only mean "the best one".
+GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True)
@@ -42,29 +42,28 @@ class SamplingParams(Options):
 
     def __post_init__(self) -> None:
         self.at_least(temperature=0, top_k=0, top_p=0, max_tokens=1, logprobs=0, prompt_logprobs=0)
-        if not math.isfinite(self.temperature):
-            raise ConfigError(f"temperature must be finite, not {self.temperature!r}")
-        if not 0 < self.top_p <= 1:
+        if self.temperature is None or not math.isfinite(self.temperature):
+            raise ConfigError(f"temperature must be a finite number, not {self.temperature!r}")
+        if self.top_p is None or not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
-        for name in ("top_k", "max_tokens", "logprobs", "prompt_logprobs", "seed"):
+        for name in ("top_k", "max_tokens", "seed", "logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            if value is not None and not _is_int(value):
+            if not _is_int(value) and (value is not None or name in ("top_k", "max_tokens")):
                 raise ConfigError(f"{name} must be a whole number, not {value!r}")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(text, str) and text for text in stop):
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
+        stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple(self.stop)
+        if stop is None or not all(isinstance(text, str) and text for text in stop):
             raise ConfigError(f"stop must be texts of at least one character, not {self.stop!r}")
-        if not all(_is_int(token) and token >= 0 for token in self.stop_token_ids):
+        stop_token_ids = _as_tuple(self.stop_token_ids)
+        if stop_token_ids is None or not all(_is_int(token) and token >= 0 for token in stop_token_ids):
             raise ConfigError(f"stop_token_ids must be token ids, not {self.stop_token_ids!r}")
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", stop_token_ids)
 
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
-
-    def generator(self, device: torch.device | str = "cpu") -> torch.Generator | None:
-        """A fresh generator for a request with a seed, None without."""
-        return None if self.seed is None else torch.Generator(device).manual_seed(self.seed)
 
 
 @dataclass(frozen=True)
@@ -108,40 +107,39 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     vocab_size = logits.shape[-1]
     top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
     if min(top_k) < vocab_size:
-        least = scaled.topk(max(k for k in top_k), dim=-1).values
-        kth = least.gather(1, _column(top_k, logits).long() - 1)
+        best = scaled.topk(max(top_k), dim=-1).values
+        kth = best.gather(1, _column(top_k, logits).long() - 1)
         scaled = scaled.masked_fill(scaled < kth, -torch.inf)
     if any(p.top_p < 1 for p in params):
-        ordered, index = scaled.sort(dim=-1, descending=True, stable=True)
-        before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(
-            dim=-1
-        )  # probability of all better ones
-        cut = before >= _column([p.top_p for p in params], logits)
-        cut[:, 0] = False
-        scaled = scaled.masked_fill(torch.zeros_like(cut).scatter(1, index, cut), -torch.inf)
+        probs, index = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        better = probs.cumsum(dim=-1) - probs  # probability of all tokens before this one
+        out = better >= _column([p.top_p for p in params], logits)  # never the first: top_p > 0
+        scaled = scaled.masked_fill(torch.zeros_like(out).scatter(1, index, out), -torch.inf)
     return scaled.softmax(dim=-1)
 
 
 def draw(probs: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor:
     """One token per row with these probabilities. Returns `[n]` int64. Mutates: the generators.
 
-    An exponential clock with rate p rings first with probability p / sum, so the smallest clock / p is a
-    draw; unlike `multinomial` it needs one generator per row only where the noise is made.
+    Of clocks that ring at random, token t's at rate p(t), the one of t rings first with probability p(t). A
+    clock of rate p is one of rate 1 divided by p, so the noise needs no probabilities, and only making it
+    needs a generator: the rest is one operation for all rows.
     """
-    clock = torch.empty_like(probs)
-    shared = [i for i, generator in enumerate(generators) if generator is None]
-    if shared:
-        clock[shared] = torch.empty_like(probs[shared]).exponential_()
+    clock = torch.ones_like(probs)
+    if None in generators:
+        clock.exponential_()
     for row, generator in enumerate(generators):
         if generator is not None:
             clock[row].exponential_(generator=generator)
-    return (probs / clock).argmax(dim=-1)
+    tiny = torch.finfo(clock.dtype).tiny  # a clock of exactly 0 would let an impossible token win
+    return (probs / clock.clamp_(min=tiny)).argmax(dim=-1)
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_best: int) -> list[dict[int, Logprob]]:
     """For each row the chosen token and the `num_best` most likely ones, by token id, chosen first.
 
-    Always of the raw logits: temperature, top-k and top-p shape the choice, not the report.
+    Always of the raw logits: temperature, top-k and top-p shape the choice, not the report. The chosen token
+    has rank 1 if none is likelier, as in V0; V1 also counts those that tie with it.
 
     Args:
         logits: `[n, vocab_size]`.
@@ -150,38 +148,23 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_best: int) -> list[dic
     """
     logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
     chosen = logprobs.gather(1, token_ids[:, None])
-    ranks = (logprobs >= chosen).sum(dim=-1).tolist()
+    ranks = (logprobs > chosen).sum(dim=-1) + 1
     best = logprobs.topk(min(num_best, logits.shape[-1]), dim=-1)
-    rows = zip(
-        token_ids.tolist(),
-        chosen[:, 0].tolist(),
-        ranks,
-        best.indices.tolist(),
-        best.values.tolist(),
-        strict=True,
-    )
-    return [
-        {token: Logprob(logprob, rank)}
-        | {
-            t: Logprob(value, place)
-            for place, (t, value) in enumerate(zip(tokens, values, strict=True), start=1)
-        }
-        for token, logprob, rank, tokens, values in rows
-    ]
-
-
-def prompt_logprobs(logits: Tensor, prompt: Sequence[int], num_best: int) -> list[dict[int, Logprob] | None]:
-    """Log-probabilities of a prompt's own tokens: None for the first, which nothing predicts.
-
-    Args:
-        logits: `[len(prompt) - 1 or more, vocab_size]`, row i predicts token i + 1.
-    """
-    following = torch.tensor(prompt[1:], device=logits.device, dtype=torch.int64)
-    return [None, *token_logprobs(logits[: len(following)], following, num_best)]
+    rows = []
+    for i, token in enumerate(token_ids.tolist()):
+        row = {token: Logprob(float(chosen[i, 0]), int(ranks[i]))}
+        for place, (t, value) in enumerate(zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)):
+            row.setdefault(t, Logprob(value, place + 1))
+        rows.append(row)
+    return rows
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, device=like.device, dtype=torch.float32)[:, None]
+
+
+def _as_tuple(values: object) -> tuple[Any, ...] | None:
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
 
 
 def _is_int(value: object) -> bool:

@@ -79,7 +79,7 @@ def _grade(course: Course, number: str, only: list[str] | None, seconds: float, 
 def _asked(course: Course, names: list[str]) -> dict[str, list[str] | None]:
     """Exercise number -> tasks, or None for all of them. Raises: CourseError for a task that does not exist."""
     if not names:
-        return dict.fromkeys(registry.exercises(course))
+        return dict.fromkeys(registry.numbers(course))
     asked: dict[str, list[str] | None] = {}
     for name in names:
         if "." not in name:

@@ -21,39 +21,44 @@ if TYPE_CHECKING:
     from exercises.grader.task import Task
 
 
+def numbers(course: Course | None = None) -> list[str]:
+    """The numbers of all exercises, in order."""
+    return [path.stem[2:] for path in sorted((course or current()).tasks.glob("ex[0-9][0-9].py"))]
+
+
 def exercises(course: Course | None = None) -> dict[str, list[Task]]:
     """All tasks by exercise number, both in order: {"03": [task 03.1, ...]}. Raises: CourseError."""
-    return _load((course or current()).tasks)
+    return {number: of_exercise(number, course) for number in numbers(course)}
 
 
 def of_exercise(number: str, course: Course | None = None) -> list[Task]:
-    """The tasks of one exercise. Raises: CourseError naming the exercises there are."""
-    known = exercises(course)
-    if number not in known:
-        raise CourseError(f"there is no exercise {number!r} (there is: {', '.join(known) or 'none yet'})")
-    return known[number]
+    """The tasks of one exercise; no other module is loaded. Raises: CourseError naming the exercises there are."""
+    course = course or current()
+    if number not in numbers(course):
+        raise CourseError(f"there is no exercise {number!r} (there is: {', '.join(numbers(course)) or 'none yet'})")
+    return _load(course.tasks / f"ex{number}.py")
 
 
 def find(task_id: str, course: Course | None = None) -> Task:
     """One task by its id, "03.1". Raises: CourseError with the nearest id there is."""
-    every = {task.id: task for tasks in exercises(course).values() for task in tasks}
-    if task_id in every:
-        return every[task_id]
+    number = str(task_id).partition(".")[0]
+    if number in numbers(course):
+        for task in of_exercise(number, course):
+            if task.id == task_id:
+                return task
+    every = [task.id for tasks in exercises(course).values() for task in tasks]
     near = difflib.get_close_matches(str(task_id), every, n=1)
     raise CourseError(f"there is no task {task_id!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 @functools.cache
-def _load(folder: Path) -> dict[str, list[Task]]:
-    found: dict[str, list[Task]] = {}
-    for path in sorted(folder.glob("ex[0-9][0-9].py")):
-        number = path.stem[2:]
-        tasks: list[Task] = list(getattr(_module(path), "TASKS", []))
-        ids = [task.id for task in tasks]
-        if ids != [f"{number}.{i}" for i in range(1, len(ids) + 1)] or not ids:
-            raise CourseError(f"{path.name}: TASKS must be numbered {number}.1, {number}.2, ... in order; it has {ids}")
-        found[number] = tasks
-    return found
+def _load(path: Path) -> list[Task]:
+    number = path.stem[2:]
+    tasks: list[Task] = list(getattr(_module(path), "TASKS", []))
+    ids = [task.id for task in tasks]
+    if ids != [f"{number}.{i}" for i in range(1, len(ids) + 1)] or not ids:
+        raise CourseError(f"{path.name}: TASKS must be numbered {number}.1, {number}.2, ... in order; it has {ids}")
+    return tasks
 
 
 def _module(path: Path) -> ModuleType:

@@ -48,10 +48,13 @@ class Rotary(nn.Module):
         self.register_buffer("inv_freq", rotary_frequencies(config), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions `[num_tokens]` -> cos, sin, each `[num_tokens, 1, head_dim]`, to broadcast over heads."""
-        angles = torch.outer(positions.float(), self.inv_freq)
-        angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        """positions `[num_tokens]` -> cos, sin for `rotate`, each `[num_tokens, 1, head_dim]`.
+
+        The sine of the left half is negated here, once per step, instead of the features in every layer.
+        """
+        angles = torch.outer(positions.float(), self.inv_freq).unsqueeze(1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
@@ -72,9 +75,8 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates feature i with feature i + head_dim/2. x `[num_tokens, heads, head_dim]`, returns the same shape."""
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-right, left), dim=-1) * sin
+    """Turns the pair (feature i, feature i + head_dim/2) for every i. x `[num_tokens, heads, head_dim]`."""
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 class Attention(nn.Module):
@@ -158,5 +160,5 @@ class Decoder(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden `[n, hidden_size]` -> `[n, vocab_size]`. Only rows that are sampled from need this product."""
+        """hidden `[n, hidden_size]` -> `[n, vocab_size]`. Only rows that are sampled from need it."""
         return self.lm_head(hidden)  # type: ignore[no-any-return]

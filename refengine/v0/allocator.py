@@ -96,7 +96,7 @@ class NaiveBlockAllocator:
 
     # -- what a cache would know ----------------------------------------------------------------------------
 
-    def mark_blocks_as_computed(self) -> None:
+    def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
         """Nothing is cached, so nothing needs to be known as computed."""
 
     def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float) -> None:

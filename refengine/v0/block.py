@@ -30,7 +30,7 @@ class Block:
         self.block_id = block_id
         self.extra = extra
         self.token_ids: list[int] = []
-        self.num_tokens_before: int = prev.num_tokens_total if prev is not None else 0
+        self.index: int = prev.index + 1 if prev is not None else 0  # in its sequence's table
         self._content_hash: ContentHash | None = None
 
     @property
@@ -44,7 +44,7 @@ class Block:
     @property
     def num_tokens_total(self) -> int:
         """Tokens of the sequence up to and including this block."""
-        return self.num_tokens_before + len(self.token_ids)
+        return self.index * self.block_size + len(self.token_ids)
 
     @property
     def content_hash(self) -> ContentHash | None:

@@ -71,10 +71,6 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         if block.content_hash is not None:
             self._promote(block)
 
-    def fork(self, last: Block) -> list[Block]:
-        """See NaiveBlockAllocator."""
-        return super().fork(last)
-
     # -- the cache ------------------------------------------------------------------------------------------
 
     def is_computed(self, block_id: int) -> bool:
@@ -95,12 +91,13 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
             return bisect_left(hashes, True, key=missing)
         return next((i for i, content_hash in enumerate(hashes) if missing(content_hash)), len(hashes))
 
-    def mark_blocks_as_computed(self) -> None:
-        """All blocks cached since the last call were filled by the step that has run. Mutates: trackers."""
-        for block_id in self._touched:
+    def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
+        """The step being scheduled fills these of the newly cached blocks; None: all of them. Mutates: trackers."""
+        filled = self._touched if block_ids is None else self._touched.intersection(block_ids)
+        for block_id in filled:
             if block_id in self.trackers:
                 self.trackers[block_id].computed = True
-        self._touched.clear()
+        self._touched -= filled
 
     def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float) -> None:
         """Notes when these blocks were used. Mutates: trackers, evictor."""

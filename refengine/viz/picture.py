@@ -22,6 +22,7 @@ class Picture:
     svg: str
     alt: str
     width: int  # px
+    height: int  # px
 
     def __post_init__(self) -> None:
         if not self.alt.strip():
@@ -30,7 +31,7 @@ class Picture:
     @classmethod
     def of(cls, canvas: Canvas, alt: str) -> Picture:
         """The picture on a canvas."""
-        return cls(canvas.svg(alt), alt, round(canvas.width))
+        return cls(canvas.svg(alt), alt, round(canvas.width), canvas.full_height)
 
     def html(self) -> str:
         """One `<img>` that needs no other file."""

@@ -7,9 +7,9 @@ in its alternative text too. The signs are explained in `refengine.viz.pool_part
 from __future__ import annotations
 
 from refengine.viz.picture import Picture
-from refengine.viz.pool_parts import TABLE_ROW, Area, draw_cells, draw_key, draw_queue, draw_tables
+from refengine.viz.pool_parts import KEY_HEIGHT, Area, draw_cells, draw_key, draw_queue, draw_tables
 from refengine.viz.state import BlockFacts, PoolState, ranges
-from refengine.viz.svg import LARGE, Canvas
+from refengine.viz.svg import BOTTOM, LARGE, Canvas
 
 WIDTH, MARGIN, MIDDLE = 800, 20, 44
 MAX_SIDE_BY_SIDE = 16  # blocks; of a larger pool, two moments stand above each other
@@ -23,19 +23,18 @@ def pool_picture(
     before: PoolState | None = None,
     queue: bool = True,
     tables: bool = True,
-    min_rows: int = 0,
+    min_height: int = 0,
 ) -> Picture:
     """The pool at one moment. With `before`, blocks whose facts changed since then carry a ring.
 
-    `queue`, `tables`: whether to show them. `min_rows`: leave room for so many block tables, so that the
-    pictures of a series are equally high.
+    `queue`, `tables`: whether to show them. `min_height` in px: pictures of a series can be equally high, so that
+    nothing jumps when one takes the place of another.
     """
     canvas = Canvas(WIDTH)
     area = Area(canvas, MARGIN, WIDTH - 2 * MARGIN)
     name = _title(state) if title is None else title
-    bottom = _draw(area, 0, state, name, before, queue, tables)
-    missing = min_rows - len(state.tables) if tables else 0
-    canvas.height = max(canvas.height, bottom + missing * TABLE_ROW + (0 if state.tables else 22))
+    _draw(area, 0, state, name, before, queue, tables)
+    canvas.height = max(canvas.height, min_height - KEY_HEIGHT - BOTTOM)
     draw_key(canvas, MARGIN, changed=before is not None)
     return Picture.of(canvas, _words(state, name, before))
 
@@ -73,7 +72,9 @@ def changed_blocks(before: PoolState, after: PoolState) -> list[int]:
         facts = state.facts(block_id)
         return facts.used, facts.place is not None, facts.cached
 
-    return [i for i in after.block_ids if i not in before.block_ids or essence(before, i) != essence(after, i)]
+    return [
+        i for i in after.block_ids if i not in before.block_ids or essence(before, i) != essence(after, i)
+    ]
 
 
 def _title(state: PoolState) -> str:
@@ -116,4 +117,6 @@ def _blocks(blocks: list[BlockFacts]) -> list[str]:
     for facts in blocks:
         state = facts.used_words if facts.used else "free"
         groups.setdefault(f"{state}, {facts.cached_words}", []).append(facts.block_id)
-    return [f"{'Blocks' if len(ids) > 1 else 'Block'} {ranges(ids)}: {words}" for words, ids in groups.items()]
+    return [
+        f"{'Blocks' if len(ids) > 1 else 'Block'} {ranges(ids)}: {words}" for words, ids in groups.items()
+    ]

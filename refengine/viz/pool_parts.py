@@ -28,6 +28,7 @@ from refengine.viz.svg import (
 CELL_HEIGHT, CELL_GAP, MIN_CELL, MAX_CELL = 62, 10, 76, 110
 CHIP_HEIGHT, CHIP_GAP, CHIP_ROW = 34, 14, 42
 ENTRY_WIDTH, ENTRY_HEIGHT, ENTRY_STEP, TABLE_ROW = 34, 34, 40, 46
+KEY_HEIGHT = 39
 DASH = "4 3"
 
 
@@ -52,7 +53,9 @@ def draw_cells(area: Area, top: float, state: PoolState, changed: Sequence[int])
         x, y = area.x + column * (width + CELL_GAP), top + row * (CELL_HEIGHT + CELL_GAP)
         _draw_cell(area.canvas, x, y, width, facts)
         if facts.block_id in changed:
-            area.canvas.rect(x - 3, y - 3, width + 6, CELL_HEIGHT + 6, stroke=VERMILLION, thickness=2, radius=5)
+            area.canvas.rect(
+                x - 3, y - 3, width + 6, CELL_HEIGHT + 6, stroke=VERMILLION, thickness=2, radius=5
+            )
     return top + rows * (CELL_HEIGHT + CELL_GAP) - CELL_GAP
 
 
@@ -124,7 +127,9 @@ def draw_tables(area: Area, top: float, state: PoolState) -> float:
             x, entry_y = area.x + left + column * ENTRY_STEP, y + row * TABLE_ROW
             if above[index : index + 1] == (block_id,):
                 canvas.rect(x + 11, entry_y - 12, 12, 12, fill=BLUE, radius=0)
-            _draw_entry(canvas, x, entry_y, block_id, sum(block_id in other for other in state.tables.values()))
+            _draw_entry(
+                canvas, x, entry_y, block_id, sum(block_id in other for other in state.tables.values())
+            )
         above = table if len(table) <= per_row else ()  # a tie would run through the folded lines
         y += max(1, -(-len(table) // per_row)) * TABLE_ROW
     return y - (TABLE_ROW - ENTRY_HEIGHT)
@@ -143,7 +148,7 @@ def _draw_entry(canvas: Canvas, x: float, y: float, block_id: int, users: int) -
 
 def draw_key(canvas: Canvas, margin: float, changed: bool) -> None:
     """What the signs mean, in one line below everything else. `changed`: explain the ring too."""
-    top = canvas.height + 14
+    bottom, top = canvas.height + KEY_HEIGHT, canvas.height + 14
     canvas.line([(margin, top), (canvas.width - margin, top)], stroke=LINE, thickness=0.6)
     x, y = margin, top + 10
 
@@ -159,4 +164,5 @@ def draw_key(canvas: Canvas, margin: float, changed: bool) -> None:
     x = words("cached: found by its hash")
     if changed:
         canvas.rect(x, y, 20, 14, stroke=VERMILLION, thickness=2)
-        x = words("changed")
+        words("changed")
+    canvas.height = bottom

@@ -71,7 +71,9 @@ class PoolState:
         queue = tuple(free)
         strange = sorted({*queue, *cached} - set(block_ids))
         if strange or len(set(queue)) != len(queue):
-            raise ValueError(f"a pool of blocks {block_ids[0]} to {block_ids[-1]} cannot have the free queue {queue}")
+            raise ValueError(
+                f"a pool of blocks {block_ids[0]} to {block_ids[-1]} cannot have the free queue {queue}"
+            )
         held = {name: tuple(ids) for name, ids in (tables or {}).items()}
         return cls(block_ids, queue, frozenset(cached), held, when)
 
@@ -119,7 +121,11 @@ def states(record: Record) -> list[PoolState]:
     block_ids = _block_ids(record, raw)
     return [
         PoolState(
-            block_ids, tuple(step.free_block_ids), frozenset(step.cached_block_ids), held, f"after step {index}"
+            block_ids,
+            tuple(step.free_block_ids),
+            frozenset(step.cached_block_ids),
+            held,
+            f"after step {index}",
         )
         for index, (step, held) in enumerate(zip(record.steps, raw, strict=True))
     ]

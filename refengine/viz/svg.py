@@ -17,6 +17,7 @@ BLUE, YELLOW, GREEN, VERMILLION = "#56b4e9", "#f0e442", "#009e73", "#d55e00"
 PALE_BLUE, PALE_YELLOW, PALE_GREEN, PALE_ORANGE = "#bbe1f6", "#f9f4b4", "#b3e0d3", "#f6d8ab"
 
 FONT = "DejaVu Sans,Verdana,sans-serif"
+BOTTOM = 12  # px below the lowest element
 SMALL, NORMAL, LARGE = 11, 12.5, 15  # px; nothing is ever smaller than SMALL
 
 # Advance widths of the characters from space to "~", in hundredths of the font size, regular and bold.
@@ -47,6 +48,20 @@ def shorten(text: str, width: float, size: float = NORMAL, bold: bool = False) -
     while text and text_width(text + "…", size, bold) > width:
         text = text[:-1]
     return text.rstrip() + "…"
+
+
+def wrap(text: str, width: float, *, most: int, size: float = SMALL) -> list[str]:
+    """`text` in lines of at most `width` px; what does not fit into `most` lines is cut."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if text_width(longer, size) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    if len(lines) > most:
+        lines[most - 1] += " …"
+    return [shorten(line, width, size) for line in lines[:most]]
 
 
 class Canvas:
@@ -142,15 +157,22 @@ class Canvas:
         name = self._looks.setdefault(style, f"l{len(self._looks)}")
         return f' class="{name}"'
 
-    def svg(self, alt: str, bottom: float = 12.0) -> str:
+    @property
+    def full_height(self) -> int:
+        """Height of the finished picture in px, with a margin below."""
+        return round(self.height + BOTTOM)
+
+    def svg(self, alt: str) -> str:
         """The finished picture. `alt` begins with its title, for whoever opens the file on its own."""
-        width, height = _n(self.width), _n(round(self.height + bottom))
+        width, height = _n(self.width), _n(self.full_height)
         looks = "".join(f".{name}{{{style}}}" for style, name in self._looks.items())
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img" font-family="{FONT}" font-size="{NORMAL}" fill="{INK}">'
             f"<title>{escape(alt.splitlines()[0], quote=False)}</title><style>{looks}</style>"
-            f'<rect width="{width}" height="{height}" rx="6" fill="{PAPER}"/>' + "".join(self._elements) + "</svg>"
+            f'<rect width="{width}" height="{height}" rx="6" fill="{PAPER}"/>'
+            + "".join(self._elements)
+            + "</svg>"
         )
 
     def _grow(self, y: float) -> None:

@@ -37,11 +37,16 @@ class Table:
 
     def _is_right(self, index: int) -> bool:
         cells = [row[index] for row in self.rows]
-        numbers = bool(cells) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells)
+        numbers = bool(cells) and all(
+            isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells
+        )
         return numbers or self.columns[index] in self.right
 
     def __repr__(self) -> str:
-        lines = [[str(column) for column in self.columns], *([_text(cell) for cell in row] for row in self.rows)]
+        lines = [
+            [str(column) for column in self.columns],
+            *([_text(cell) for cell in row] for row in self.rows),
+        ]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
         sides = [self._is_right(i) for i in range(len(self.columns))]
         aligned = (
@@ -58,7 +63,7 @@ class Table:
 
         def line(tag: str, cells: Iterable[str]) -> str:
             return "".join(
-                f'<{tag} style="text-align:{side}">{escape(cell)}</{tag.split()[0]}>'
+                f'<{tag} style="text-align:{side};padding:2px 8px;line-height:1.4">{escape(cell)}</{tag}>'
                 for side, cell in zip(sides, cells, strict=True)
             )
 
@@ -93,7 +98,16 @@ def queue_table(state: PoolState) -> Table:
 
 def request_table(record: Record) -> Table:
     """One line per request: what it found, what it computed in which step, and how it ended."""
-    columns = ("request", "tokens", "hit", "computed (step: tokens)", "blocks found | own", "output", "preempted", "end")
+    columns = (
+        "request",
+        "tokens",
+        "hit",
+        "step: computed",
+        "blocks found | own",
+        "output",
+        "preempted",
+        "end",
+    )
     rows = [
         (
             s.request_id,
@@ -137,14 +151,18 @@ def describe(mark: Mark) -> str:
 def _blocks(groups: Sequence[Sequence[int]]) -> str:
     """`block 3`, `blocks 1-6`, `no new block`; groups apart by a bar."""
     if not any(groups):
-        return "no block"
+        return "no new block"
     one = sum(len(ids) for ids in groups) == 1
     return ("block " if one else "blocks ") + " | ".join(ranges(ids) for ids in groups)
 
 
 def _lookup(facts: dict[str, Any]) -> str:
     found = f", {_blocks(facts['block_ids'])}" if any(facts["block_ids"]) else ""
-    return f"hit {facts['hit_tokens']} of {facts['num_tokens']} tokens{found}"
+    return f"hit {facts['hit_tokens']} of {_tokens(facts['num_tokens'])}{found}"
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"
 
 
 def _run(facts: dict[str, Any]) -> str:
@@ -155,9 +173,10 @@ def _run(facts: dict[str, Any]) -> str:
 _WORDS: dict[MarkKind, Callable[[dict[str, Any]], str]] = {
     "lookup": _lookup,
     "admit": lambda facts: f"{'yes' if facts['admitted'] else 'not now'}: {facts['reason']}",
-    "allocate": lambda facts: f"{_blocks(facts['block_ids'])} for {facts['num_tokens']} tokens",
+    "allocate": lambda facts: f"{_blocks(facts['block_ids'])} for {_tokens(facts['num_tokens'])}",
     "publish": lambda facts: _blocks([facts["block_ids"]]),
     "run": _run,
-    "append": lambda facts: f"token {facts['token_id']}"
-    + (f", ends: {facts['finish_reason']}" if facts["finish_reason"] else ""),
+    "append": lambda facts: (
+        f"token {facts['token_id']}" + (f", ends: {facts['finish_reason']}" if facts["finish_reason"] else "")
+    ),
 }

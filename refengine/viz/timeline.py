@@ -28,6 +28,7 @@ from refengine.viz.svg import (
     YELLOW,
     Canvas,
     text_width,
+    wrap,
 )
 from refengine.viz.tables import describe
 
@@ -79,7 +80,9 @@ class _Cell:
         )
 
 
-def timeline(record: Record, *, title: str = "Who computed how many tokens, and when", first: int = 0) -> Picture:
+def timeline(
+    record: Record, *, title: str = "Who computed how many tokens, and when", first: int = 0
+) -> Picture:
     """Every request in every step from step `first` on."""
     names = list(dict.fromkeys(mark.request_id for index, mark in record.marks() if index >= first))
     cells = {
@@ -159,11 +162,13 @@ def _draw_key(canvas: Canvas) -> None:
         ("out", "preempted"),
         ("end", "ended"),
     ):
-        cell = _Cell(computed=sign == "computed", refused=sign == "wait", preempted=sign == "out")
+        cell = _Cell(refused=sign == "wait", preempted=sign == "out")
         if sign == "hit":
             canvas.rect(x, y, 26, 14, fill=YELLOW, radius=7)
         elif sign == "end":
             canvas.rect(x + 16, y - 4, 5, 22, fill="#1a1a1a", stroke="none", radius=0)
+        elif sign == "computed":
+            canvas.rect(x, y - 1, 26, 16, fill=PALE_GREEN, radius=2)
         else:
             _draw_step_cell(canvas, x - 2, y - 27, 30, cell)
         canvas.text(x + 33, y + 11, words, size=SMALL, fill=GREY)
@@ -183,7 +188,9 @@ def _timeline_words(
                 runs[-1][0].append(step)
             else:
                 runs.append(([step], words))
-        told = [f"{'steps' if len(run) > 1 else 'step'} {ranges(run)} {words}" for run, words in runs if words]
+        told = [
+            f"{'steps' if len(run) > 1 else 'step'} {ranges(run)} {words}" for run, words in runs if words
+        ]
         lines.append(f"{name}: {'; '.join(told)}.")
     return "\n".join(lines)
 
@@ -213,9 +220,11 @@ def marks_picture(record: Record, step: int, *, title: str | None = None) -> Pic
         for column, kind in enumerate(MARKS):
             same = [(number, mark) for number, mark in mine if mark.kind == kind]
             for depth, (number, mark) in enumerate(same):
-                _draw_mark(canvas, MARGIN + left + column * width + 2, top + depth * 54, width - 4, number, mark)
+                _draw_mark(
+                    canvas, MARGIN + left + column * width + 2, top + depth * 54, width - 4, number, mark
+                )
         top += deepest * 54 + 6
-    canvas.text(MARGIN, top + 14, "The number in the corner is the order within the step.", size=SMALL, fill=GREY)
+    canvas.text(MARGIN, top + 14, "The numbers are the order within the step.", size=SMALL, fill=GREY)
     told = [f"{number}. {mark.request_id}: {mark.kind}, {describe(mark)}." for number, mark in numbered]
     return Picture.of(canvas, "\n".join([f"{name}, in the order in which they happened.", *told]))
 
@@ -223,26 +232,8 @@ def marks_picture(record: Record, step: int, *, title: str | None = None) -> Pic
 def _draw_mark(canvas: Canvas, x: float, y: float, width: float, number: int, mark: Mark) -> None:
     """One mark: its number, and what was decided in at most three short lines."""
     negative = mark.kind == "admit" and not mark.facts["admitted"]
-    canvas.rect(x, y, width, 50, fill=PALE_ORANGE if negative else PAPER, dash=DASHES[negative])
-    canvas.text(x + 5, y + 13, str(number), size=SMALL, bold=True, fill=GREY)
-    lines = wrap(describe(mark), width - 10, first=width - 30, most=3)
-    for row, line in enumerate(lines):
-        canvas.text(x + (25 if row == 0 else 5), y + 13 + 15 * row, line, size=SMALL)
-
-
-DASHES = {False: "", True: "4 3"}
-
-
-def wrap(text: str, width: float, *, first: float, most: int) -> list[str]:
-    """`text` in lines of at most `width` px (the first one: `first`); what does not fit into `most` is cut."""
-    lines: list[str] = [""]
-    for word in text.split():
-        room = first if len(lines) == 1 else width
-        longer = f"{lines[-1]} {word}".strip()
-        if text_width(longer, SMALL) <= room or not lines[-1]:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], lines[most - 1] + " …"]
-    return lines
+    canvas.rect(x, y, width, 50, fill=PALE_ORANGE if negative else PAPER, dash="4 3" if negative else "")
+    canvas.rect(x + 4, y + 4, 20, 15, fill=SHADE, stroke="none", radius=7)
+    canvas.text(x + 14, y + 15, str(number), size=SMALL, bold=True, fill=GREY, anchor="middle")
+    for row, line in enumerate(wrap(describe(mark), width - 30, most=3)):
+        canvas.text(x + 28, y + 15 + 14 * row, line, size=SMALL)

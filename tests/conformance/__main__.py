@@ -50,6 +50,9 @@ CHECKS: dict[str, Check] = {
     "kv_manager": driven("tests.conformance.kv_manager", "KVManagerDriver"),
     "scheduler": driven("tests.conformance.scheduler", "SchedulerDriver"),
     "hashes": checked("tests.conformance.hashes", "check"),
+    "v0.block_manager": driven("tests.conformance.v0_block_manager", "BlockManagerDriver"),
+    "v0.model_input": driven("tests.conformance.v0_model_input", "ModelInputDriver"),
+    "v0.scheduler": driven("tests.conformance.v0_scheduler", "SchedulerDriver"),
 }
 
 

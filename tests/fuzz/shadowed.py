@@ -114,8 +114,12 @@ class ShadowedEngine(ABC):
         """One step of the engine, during which `_run` is called with its input, if there is any."""
 
     @abstractmethod
-    def abort(self, request_id: str) -> str:
-        """Ends a request. Returns: where it stood: waiting, prefill, decode, preempted or finished."""
+    def state(self, request_id: str) -> str:
+        """Where a request stands: waiting, prefill, decode, preempted or finished."""
+
+    @abstractmethod
+    def abort(self, request_id: str) -> None:
+        """Ends a request, wherever it stands."""
 
     @abstractmethod
     def reset_prefix_cache(self) -> bool:
@@ -184,16 +188,16 @@ class ShadowedV1(ShadowedEngine):
     def _step(self) -> list[StepOutput]:
         return self.engine.step()
 
-    def abort(self, request_id: str) -> str:
+    def state(self, request_id: str) -> str:
         request = self.engine.scheduler.requests.get(request_id)
         if request is None:
-            state = "finished"
-        elif request.status is RequestStatus.RUNNING:
-            state = "prefill" if request.num_computed_tokens < request.num_prompt_tokens else "decode"
-        else:
-            state = request.status.value
+            return "finished"
+        if request.status is RequestStatus.RUNNING:
+            return "prefill" if request.num_computed_tokens < request.num_prompt_tokens else "decode"
+        return request.status.value
+
+    def abort(self, request_id: str) -> None:
         self.engine.finish(request_id)
-        return state
 
     def reset_prefix_cache(self) -> bool:
         return self.engine.reset_prefix_cache()

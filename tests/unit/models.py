@@ -45,7 +45,9 @@ def make_decoder(seed: int = 0, max_model_len: int = MAX_MODEL_LEN) -> Decoder:
     return decoder.eval().requires_grad_(False)
 
 
-def make_engine(decoder: Decoder | None = None, *, eos: Sequence[int] = (), observer: Any = None, **options: Any) -> EngineCore:
+def make_engine(
+    decoder: Decoder | None = None, *, eos: Sequence[int] = (), observer: Any = None, **options: Any
+) -> EngineCore:
     """An engine with 4-token blocks that checks its integrity after every step."""
     defaults = {"block_size": 4, "num_blocks": 65, "check_integrity": True, "hash_seed": "0"}
     return EngineCore(EngineConfig(**(defaults | options)), decoder or make_decoder(), eos, observer)

@@ -1,0 +1,38 @@
+"""Pictures and tables of what a trace recorded: the pool, the steps, tables, slots, hash chains.
+
+Everything here is drawn from plain data (`refengine.trace.record.Record`, `PoolState`, lists) and never from a
+running engine, so a picture of vLLM's recorded decisions and one of ours are made by the same code. A picture
+is an `<img>` with an alternative text that says the same; a table is text and HTML with the same cells.
+"""
+
+from refengine.viz.chain import HashedBlock, chain_picture, hashed_blocks
+from refengine.viz.layout import layout_picture
+from refengine.viz.picture import Picture
+from refengine.viz.pool import changed_blocks, pool_pair, pool_picture
+from refengine.viz.state import BlockFacts, PoolState, states
+from refengine.viz.stepper import Stepper, stepper
+from refengine.viz.tables import Table, block_table, marks_table, queue_table, request_table
+from refengine.viz.timeline import marks_picture, timeline
+
+__all__ = [
+    "BlockFacts",
+    "HashedBlock",
+    "Picture",
+    "PoolState",
+    "Stepper",
+    "Table",
+    "block_table",
+    "chain_picture",
+    "changed_blocks",
+    "hashed_blocks",
+    "layout_picture",
+    "marks_picture",
+    "marks_table",
+    "pool_pair",
+    "pool_picture",
+    "queue_table",
+    "request_table",
+    "states",
+    "stepper",
+    "timeline",
+]

@@ -1,0 +1,313 @@
+"""The front door: generate and stream, stop texts, interruption, scores, seeds and priorities."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from refengine import LLM, RequestOutput, SamplingParams
+from refengine.errors import RequestError
+from refengine.sampling import Logprob
+from refengine.v1.scheduler import Scheduler
+from tests.unit.helpers import Marks, numbers
+from tests.unit.models import greedy, make_decoder, make_tokenizer
+
+PROMPTS = ["the cat sat on the mat. ", "where is the cat? ", "on", [1, 2, 3, 4, 5]]
+
+
+def idle(llm: LLM) -> bool:
+    """Nothing is left of any request."""
+    llm.engine.scheduler.check_integrity()
+    return not llm.engine.has_unfinished_requests and not llm._processors and llm.engine.kv_cache_manager.usage == 0
+
+
+# generate and stream
+
+
+def test_text_is_the_decoded_tokens(llm: LLM) -> None:
+    tokenizer, decoder = make_tokenizer(), make_decoder()
+    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS), strict=True):
+        token_ids = tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt
+        assert output.prompt_token_ids == token_ids
+        assert output.token_ids == greedy(decoder, token_ids, 16)
+        assert output.text == tokenizer.decode(output.token_ids)
+        assert (output.finish_reason, output.finished, output.error) == ("length", True, None)
+    assert idle(llm)
+
+
+def test_stream_and_generate_are_equal(llm: LLM, model_dir: Path) -> None:
+    params = [SamplingParams(max_tokens=n) for n in (1, 5, 16, 7)]
+    expected = LLM(str(model_dir), block_size=4).generate(PROMPTS, params)
+    pieces: dict[str, str] = {}
+    final: dict[str, RequestOutput] = {}
+    for output in llm.stream(PROMPTS, params):
+        pieces[output.request_id] = pieces.get(output.request_id, "") + output.new_text
+        final[output.request_id] = output
+    assert [(o.text, o.token_ids, o.finish_reason) for o in final.values()] == [
+        (o.text, o.token_ids, o.finish_reason) for o in sorted(expected, key=lambda o: len(o.token_ids))
+    ] or {o.text for o in final.values()} == {o.text for o in expected}
+    assert {i: o.text for i, o in final.items()} == pieces
+    assert [final[o.request_id].token_ids for o in expected] == [o.token_ids for o in expected]
+    assert idle(llm)
+
+
+def test_a_single_prompt_gives_one_output(llm: LLM) -> None:
+    for prompt in ("the cat", [1, 2, 3]):
+        assert len(llm.generate(prompt)) == 1
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    """Not in the order in which requests end."""
+    names = ["slow", "fast"]
+    params = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=1)]
+    outputs = llm.generate(["a", "b"], params, request_ids=names)
+    assert [(o.request_id, len(o.token_ids)) for o in outputs] == [("slow", 9), ("fast", 1)]
+
+
+def test_cached_tokens_are_reported(llm: LLM) -> None:
+    prompt = numbers(1, 13)
+    assert [llm.generate(prompt)[0].num_cached_tokens for _ in range(2)] == [0, 12]
+    assert llm.reset_prefix_cache()
+    assert llm.generate(prompt)[0].num_cached_tokens == 0
+
+
+def test_a_stream_inside_a_generate_inside_a_stream(llm: LLM) -> None:
+    """Each sees all of its own tokens, whoever takes the steps."""
+    alone = {prompt: llm.generate(prompt)[0].text for prompt in ("the", "cat", "mat")}
+    texts = {"the": "", "cat": ""}
+    outer = llm.stream("the")
+    texts["the"] += next(outer).new_text
+    inner = llm.stream("cat")
+    texts["cat"] += next(inner).new_text
+    assert llm.generate("mat")[0].text == alone["mat"]
+    texts["the"] += "".join(output.new_text for output in outer)
+    texts["cat"] += "".join(output.new_text for output in inner)
+    assert texts == {"the": alone["the"], "cat": alone["cat"]}
+    assert idle(llm)
+
+
+# Leaving early
+
+
+def test_leaving_a_stream_early_aborts(llm: LLM) -> None:
+    for _ in llm.stream(PROMPTS):
+        break
+    gc.collect()
+    assert idle(llm)
+    assert llm.generate([1, 2, 3])[0].token_ids == greedy(make_decoder(), [1, 2, 3], 16)
+
+
+def test_leaving_a_stream_at_a_bad_prompt_aborts_the_others(llm: LLM) -> None:
+    """The error is the first thing the stream yields; the good requests have been entered by then."""
+    stream = llm.stream(["the cat", [99]])
+    assert next(stream).error is not None
+    stream.close()  # type: ignore[attr-defined]
+    assert idle(llm)
+
+
+def test_a_stream_that_was_never_started_enters_nothing(llm: LLM) -> None:
+    llm.stream(PROMPTS)
+    assert idle(llm)
+
+
+@contextmanager
+def interrupted(target: object, name: str, after: int) -> Iterator[None]:
+    """The user presses Ctrl-C in the `after`-th call of a method."""
+    original: Callable[..., object] = getattr(target, name)
+    calls = iter(range(1, 1000))
+
+    def call(*args: object, **kwargs: object) -> object:
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    with mock.patch.object(target, name, call), pytest.raises(KeyboardInterrupt):
+        yield
+
+
+@pytest.mark.parametrize("after", [1, 2, 5])
+@pytest.mark.parametrize("where", ["schedule", "execute", "logits", "update"])
+def test_an_interrupted_generate_leaves_the_engine_usable(llm: LLM, where: str, after: int) -> None:
+    """Its requests are gone, and nothing that it promised to compute is found by the next ones."""
+    engine = llm.engine
+    targets = {
+        "schedule": engine.scheduler,
+        "execute": engine.model_runner,
+        "logits": engine.model_runner.model,
+        "update": engine.scheduler,
+    }
+    with interrupted(targets[where], where, after):
+        llm.generate(PROMPTS)
+    assert idle(llm)
+    outputs = llm.generate([*PROMPTS, PROMPTS[0]])
+    for output in outputs:
+        assert output.token_ids == greedy(make_decoder(), output.prompt_token_ids, 16)
+
+
+def test_an_interrupted_generate_does_not_hurt_a_stream(llm: LLM) -> None:
+    stream = llm.stream([1, 2, 3])
+    tokens = list(next(stream).token_ids)
+    with interrupted(llm.engine.model_runner, "execute", 2):
+        llm.generate("the cat")
+    for _ in range(50):
+        output = next(stream, None)
+        if output is None:
+            break
+        tokens = output.token_ids
+    assert tokens == greedy(make_decoder(), [1, 2, 3], 16)
+
+
+def test_an_interrupt_while_requests_are_entered_leaves_none_behind(llm: LLM) -> None:
+    with interrupted(llm.engine, "add_request", 3):
+        llm.generate(PROMPTS)
+    assert idle(llm)
+
+
+# Stop texts
+
+
+def test_stop_texts_across_token_borders(llm: LLM) -> None:
+    """Every text of three characters in an answer stops it where it first begins, wherever the tokens end."""
+    prompt = "the cat sat on the mat. "
+    whole = llm.generate(prompt, SamplingParams(max_tokens=24))[0]
+    assert len(whole.text) > 20
+    for start in range(len(whole.text) - 3):
+        stop = whole.text[start : start + 3]
+        (output,) = llm.generate(prompt, SamplingParams(max_tokens=24, stop=stop))
+        assert output.text == whole.text[: whole.text.index(stop)]
+        assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+        assert output.token_ids == whole.token_ids[: len(output.token_ids)]
+    assert idle(llm)
+
+
+def test_a_stream_never_shows_a_part_of_a_stop_text(llm: LLM) -> None:
+    prompt = "the cat sat on the mat. "
+    whole = llm.generate(prompt, SamplingParams(max_tokens=24))[0].text
+    stop = whole[9:14]
+    shown = ""
+    for output in llm.stream(prompt, SamplingParams(max_tokens=24, stop=["nothing like it", stop])):
+        shown += output.new_text
+        assert whole[: whole.index(stop)].startswith(shown)
+    assert shown == whole[: whole.index(stop)]
+
+
+def test_a_stop_text_in_the_prompt_stops_nothing(llm: LLM) -> None:
+    (output,) = llm.generate("the cat sat", SamplingParams(stop="cat sat", max_tokens=5))
+    assert len(output.token_ids) == 5
+
+
+# Scores
+
+
+def test_prompt_scores_never_read_the_cache_but_fill_it(llm: LLM) -> None:
+    prompt = numbers(1, 13)
+    llm.generate(prompt)
+    (output,) = llm.generate(prompt, SamplingParams(prompt_logprobs=0))
+    assert output.num_cached_tokens == 0
+    assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+    assert all(scores is not None for scores in output.prompt_logprobs[1:])
+    assert llm.reset_prefix_cache()
+    llm.generate(prompt, SamplingParams(prompt_logprobs=0))
+    assert llm.generate(prompt)[0].num_cached_tokens == 12
+
+
+def close(a: dict[int, Logprob] | None, b: dict[int, Logprob] | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.keys() == b.keys() and all(abs(a[t].logprob - b[t].logprob) < 1e-4 for t in a)
+
+
+@pytest.mark.parametrize("budget", [1, 3, 5, 13])
+def test_prompt_scores_in_chunks_equal_unchunked(llm: LLM, model_dir: Path, budget: int) -> None:
+    prompts, params = [numbers(1, 13), numbers(3, 9)], SamplingParams(prompt_logprobs=3)
+    expected = llm.generate(prompts, params)
+    chunked = LLM(str(model_dir), block_size=4, max_num_batched_tokens=budget).generate(prompts, params)
+    for a, b in zip(expected, chunked, strict=True):
+        assert a.prompt_logprobs is not None and b.prompt_logprobs is not None
+        assert len(a.prompt_logprobs) == len(b.prompt_logprobs) == len(a.prompt_token_ids)
+        assert all(map(close, a.prompt_logprobs, b.prompt_logprobs))
+        assert a.token_ids == b.token_ids
+
+
+def test_scores_of_sampled_tokens(llm: LLM) -> None:
+    (output,) = llm.generate("the cat", SamplingParams(max_tokens=5, logprobs=2))
+    assert output.logprobs is not None and len(output.logprobs) == 5
+    for token, scores in zip(output.token_ids, output.logprobs, strict=True):
+        assert scores[token].rank == 1
+        assert len(scores) == 2
+    (output,) = llm.generate("the cat", SamplingParams(max_tokens=5))
+    assert output.logprobs is None and output.prompt_logprobs is None
+
+
+# Seeds and priorities
+
+SEEDED = SamplingParams(max_tokens=12, temperature=1.0, seed=7)
+
+
+def test_a_seed_does_not_depend_on_the_batch(llm: LLM) -> None:
+    """Misconception: "one generator draws for the whole batch"."""
+    alone = llm.generate([1, 2, 3], SEEDED)[0].token_ids
+    others = [SamplingParams(max_tokens=n, temperature=2.0) for n in (3, 9)]
+    outputs = llm.generate([[4], [1, 2, 3], [5, 6]], [others[0], SEEDED, others[1]])
+    assert outputs[1].token_ids == alone
+    assert alone != greedy(make_decoder(), [1, 2, 3], 12)
+
+
+def test_a_seed_does_not_depend_on_preemption(model_dir: Path) -> None:
+    """Misconception: "a resumed request goes on drawing"; its generator has been forgotten with its row."""
+    prompts = [numbers(1, 15), numbers(11, 25)]
+    calm = LLM(str(model_dir), block_size=4).generate(prompts, SEEDED)
+    marks = Marks()
+    tight = LLM(str(model_dir), block_size=4, num_blocks=12, observer=marks).generate(prompts, SEEDED)
+    assert any("preempted" in facts["reason"] for facts in marks.of("admit"))
+    assert [o.token_ids for o in tight] == [o.token_ids for o in calm]
+
+
+def test_without_a_seed_the_engines_seed_makes_it_reproducible(model_dir: Path) -> None:
+    def ask(seed: int) -> list[list[int]]:
+        params = SamplingParams(max_tokens=12, temperature=1.0)
+        outputs = LLM(str(model_dir), block_size=4, seed=seed).generate([[1, 2, 3]] * 2, params)
+        return [output.token_ids for output in outputs]
+
+    first, second = ask(0)
+    assert [first, second] == ask(0)
+    assert first != second, "two requests with equal prompts draw differently"
+    assert ask(0) != ask(1)
+
+
+def test_priority_is_served_first(model_dir: Path) -> None:
+    llm = LLM(str(model_dir), block_size=4, policy="priority", max_num_seqs=1)
+    stream = llm.stream([1, 2], SamplingParams(max_tokens=2), priority=5)
+    next(stream)
+    order: list[str] = []
+    later = {name: llm.stream([3, 4], request_ids=[name], priority=p) for name, p in (("low", 9), ("high", 1))}
+    with mock.patch.object(Scheduler, "_admit", autospec=True, side_effect=_remember(order)):
+        for other in later.values():
+            llm.engine.step if other is None else _enter(other)
+        list(later["low"])
+    assert order[:2] == ["high", "low"]
+
+
+def _remember(order: list[str]) -> Callable[..., None]:
+    original = Scheduler._admit
+
+    def admit(scheduler: Scheduler, request: object, num_hit_tokens: int) -> None:
+        order.append(request.request_id)  # type: ignore[attr-defined]
+        original(scheduler, request, num_hit_tokens)  # type: ignore[arg-type]
+
+    return admit
+
+
+def _enter(stream: Iterator[RequestOutput]) -> None:
+    next(stream)
+
+
+def test_a_failed_request_has_no_text() -> None:
+    output = RequestOutput("x", None, [], error=RequestError("x", "reason"))
+    with pytest.raises(RequestError, match="request 'x': reason"):
+        _ = output.text
