@@ -73,9 +73,7 @@ def find_model(path_or_name: str | Path) -> Path:
         ) from None
     try:
         return Path(snapshot_download(str(path_or_name), allow_patterns=WANTED))
-    except (
-        Exception
-    ) as error:  # the hub raises a dozen kinds, for no network, no such model, no permission ...
+    except Exception as error:  # a dozen kinds: no network, no such model, no permission, ...
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"there is no directory {str(path_or_name)!r}, and the Hugging Face hub did not give it: {reason}"
@@ -100,6 +98,8 @@ def read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{file.parent} has no {file.name}") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:  # not JSON, or not even UTF-8
         raise CheckpointError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
@@ -189,7 +189,7 @@ def _assemble(
         state[name] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed_tokens.weight"]
-        checkpoint.left.pop("lm_head.weight", None)  # some writers store the tied matrix twice
+        _check_second_copy(checkpoint, state["lm_head.weight"], convert)
     left = [name for name in checkpoint.left if not IGNORED.search(name)]
     if left:
         raise CheckpointError(
@@ -197,6 +197,19 @@ def _assemble(
             + (f" (and {len(left) - 1} more)" if len(left) > 1 else "")
         )
     return state
+
+
+def _check_second_copy(
+    checkpoint: _Checkpoint, embedding: Tensor, convert: Callable[[Tensor], Tensor]
+) -> None:
+    """Some writers store a tied matrix twice. Then both must agree, or the config is wrong about the tie."""
+    if "lm_head.weight" not in checkpoint.left:
+        return
+    if not torch.equal(convert(checkpoint.take("lm_head.weight", tuple(embedding.shape))), embedding):
+        raise CheckpointError(
+            f"{checkpoint.directory}: 'lm_head.weight' differs from 'model.embed_tokens.weight', "
+            "though config.json ties them"
+        )
 
 
 def _parts(config: ModelConfig, name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:

@@ -39,7 +39,9 @@ class SchedulerPhases:
     ) -> PhaseOutput:
         """Admits prompts. `partial`: chunked prefill is on. Mutates: queues, blocks, budget, `out.ignored`."""
         phase, postponed = PhaseOutput(), deque[SequenceGroup]()
-        while self.waiting and budget.remaining_tokens > 0:
+        if budget.remaining_tokens == 0:
+            return phase
+        while self.waiting:
             group = self.waiting[0]
             waiting = group.get_seqs(SequenceStatus.WAITING)
             assert len(waiting) == 1, "a group in the waiting queue has one waiting sequence"

@@ -7,7 +7,7 @@ needs. One stem repeats itself, so that equal blocks stand behind different pref
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -79,13 +79,14 @@ class Scenario:
 @st.composite
 def scenarios(draw: st.DrawFn, max_operations: int = 18) -> Scenario:
     """Any scenario whose requests can all be served."""
+    later_is_more_urgent = draw(st.booleans())
     operations: list[Operation] = []
     longest: list[int] = []  # by request, the tokens that it can have in the end
     for i in range(draw(st.integers(6, max_operations))):
         kind = draw(st.sampled_from(["add"] * 4 + ["step"] * 4 + ["abort", "abort", "reset"]))
         if kind == "add" or i < CROWD:
             add = draw(_add([i for i, tokens in enumerate(longest) if tokens <= MAX_FOLLOWED]))
-            operations.append(add)
+            operations.append(replace(add, priority=-len(longest)) if later_is_more_urgent else add)
             longest.append(_upper_bound(add, longest))
         elif kind == "step":
             operations.append(Step(draw(st.integers(1, 4))))

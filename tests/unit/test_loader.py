@@ -375,8 +375,15 @@ def test_the_hub_is_asked_for_safetensors_only(directory: Path, monkeypatch: pyt
 def test_the_hub_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = FakeHub(ConnectionError("no route to host\nand a long story"))
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="the Hugging Face hub did not give it: no route to host$"):
+    with pytest.raises(CheckpointError, match=r"the Hugging Face hub did not give it: no route to host$"):
         load_model("org/name")
+
+
+def test_a_config_that_cannot_be_read(directory: Path) -> None:
+    (directory / "config.json").unlink()
+    (directory / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
+        load_model(directory)
 
 
 def test_without_the_hub_package(monkeypatch: pytest.MonkeyPatch) -> None:

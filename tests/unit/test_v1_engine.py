@@ -122,6 +122,14 @@ def test_the_six_marks_of_a_step() -> None:
     assert sorted(marks.free) == numbers(1, 64)
 
 
+def test_the_more_important_request_is_served_first() -> None:
+    engine = make_engine(policy="priority", max_num_seqs=1)
+    engine.add_request("low", [1, 2], SamplingParams(max_tokens=2), priority=9)
+    engine.add_request("high", [3, 4], SamplingParams(max_tokens=2), priority=1)
+    served = [step.request_id for _ in range(4) for step in engine.step()]
+    assert served == ["high", "high", "low", "low"]
+
+
 def test_events_are_drained() -> None:
     engine = make_engine(enable_kv_events=True)
     serve(engine, {"A": numbers(1, 5)})
