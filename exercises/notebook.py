@@ -86,7 +86,9 @@ def read(path: Path) -> Notebook:
     except FileNotFoundError:
         raise CourseError(f"{path} does not exist") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CourseError(f"{path} is not a notebook that can be read: {type(error).__name__}: {error}") from None
+        raise CourseError(
+            f"{path} is not a notebook that can be read: {type(error).__name__}: {error}"
+        ) from None
 
 
 def from_json(name: str, data: dict[str, Any]) -> Notebook:
@@ -171,7 +173,12 @@ def _raw(cell: Cell) -> dict[str, Any]:
         metadata["refengine"] = dict(cell.meta)
     if cell.tags:
         metadata["tags"] = list(cell.tags)
-    raw: dict[str, Any] = {"cell_type": cell.kind, "id": cell.cell_id, "metadata": metadata, "source": cell.source}
+    raw: dict[str, Any] = {
+        "cell_type": cell.kind,
+        "id": cell.cell_id,
+        "metadata": metadata,
+        "source": cell.source,
+    }
     if cell.is_code:
         raw["execution_count"] = cell.execution_count
         raw["outputs"] = [_output(output) for output in cell.outputs]
@@ -179,7 +186,9 @@ def _raw(cell: Cell) -> dict[str, Any]:
 
 
 def _joined(value: Any) -> Any:
-    return "".join(value) if isinstance(value, list) and all(isinstance(part, str) for part in value) else value
+    return (
+        "".join(value) if isinstance(value, list) and all(isinstance(part, str) for part in value) else value
+    )
 
 
 def _lines(text: str) -> list[str]:

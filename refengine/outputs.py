@@ -20,6 +20,15 @@ CONTEXT_TOKENS = 5  # of the prompt, shown to the decoder first: some tokenizers
 
 
 @dataclass(frozen=True)
+class SampledTokens:
+    """What a model run gives back, by request id. A request that has not computed its last token has no entry."""
+
+    sampled: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[Scores]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, tuple[int, list[Scores]]] = field(default_factory=dict)  # from this position on
+
+
+@dataclass(frozen=True)
 class StepOutput:
     """What one step added to one request; the common language of both engines."""
 

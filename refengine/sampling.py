@@ -22,6 +22,9 @@ from refengine.errors import ConfigError
 GREEDY_BELOW = 1e-5
 
 
+SEED_STRIDE = 1_000_003  # spreads the seeds of neighbouring requests over positions
+
+
 @dataclass(frozen=True)
 class SamplingParams(Options):
     """How one request is sampled and when it stops. Lists are accepted and kept as tuples.
@@ -76,6 +79,19 @@ class Logprob:
 
 # (logits [n, vocab_size], one params and one generator per row) -> token ids [n]
 Sampler = Callable[[Tensor, Sequence[SamplingParams], Sequence[torch.Generator | None]], Tensor]
+
+
+def position_generator(
+    params: SamplingParams, position: int, device: torch.device | str = "cpu"
+) -> torch.Generator | None:
+    """The randomness of a request's token at `position`: a function of seed and position alone.
+
+    So neither batch neighbours nor preemption, after which a request starts over, change what a seed gives.
+    Returns: None for a greedy request and for one without a seed.
+    """
+    if params.greedy or params.seed is None:
+        return None
+    return torch.Generator(device).manual_seed((params.seed * SEED_STRIDE + position) % 2**63)
 
 
 def sample(

@@ -48,7 +48,10 @@ class Built:
 
 def sources(course: Course, names: Iterable[str] = ()) -> list[Source]:
     """All sources of the course, in order, or those whose name holds one of `names`. Raises: CourseError."""
-    found = [Source(p, (course.chapters / f"{p.stem}.ipynb",)) for p in course.chapters.glob("source/[0-9][0-9]_*.md")]
+    found = [
+        Source(p, (course.chapters / f"{p.stem}.ipynb",))
+        for p in course.chapters.glob("source/[0-9][0-9]_*.md")
+    ]
     for path in course.solutions.glob("source/[0-9][0-9]_*.py"):
         target = f"{path.stem}.ipynb"
         found.append(Source(path, (course.solutions / target, course.exercises / target)))

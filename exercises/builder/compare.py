@@ -11,7 +11,9 @@ import numpy as np
 
 from exercises.notebook import Cell, Notebook
 
-MOST_PIXELS = 0.02  # part of the pixels that may differ: another version of a font library moves the edges of letters
+MOST_PIXELS = (
+    0.02  # part of the pixels that may differ: another version of a font library moves the edges of letters
+)
 VISIBLE = 48  # difference of a channel, of 255
 
 

@@ -27,18 +27,14 @@ from exercises.notebook import VOLATILE, Cell, Notebook, from_json, to_json
 CELL_SECONDS = 300
 KEPT = ("text/plain", "text/html", "text/markdown", "text/latex", "image/png")
 # Figures of one size and resolution, and without the version of matplotlib in them.
-FIGURES = """
-import sys
-try:
-    import matplotlib
-    from matplotlib_inline.config import InlineBackend
-except ImportError:
-    pass
-else:
-    matplotlib.rcParams.update({"figure.figsize": (7.0, 3.0), "figure.dpi": 100, "figure.constrained_layout.use": True})
-    get_ipython().run_line_magic("config", "InlineBackend.print_figure_kwargs = {'bbox_inches': None, "
-                                 "'metadata': {'Software': None}}")
-    get_ipython().run_line_magic("matplotlib", "inline")
+MATPLOTLIB = """
+figure.figsize: 7, 3
+figure.dpi: 100
+figure.constrained_layout.use: True
+"""
+INLINE = """
+c.InlineBackend.print_figure_kwargs = {"bbox_inches": None, "metadata": {"Software": None}}
+c.InlineBackend.figure_formats = {"png"}
 """
 
 
@@ -47,17 +43,16 @@ def execute(notebook: Notebook, folder: Path, course: Course) -> Notebook:
 
     Raises: CourseError with the cell and its error if a cell fails that is not tagged "raises-exception".
     """
-    data = to_json(notebook)
-    prelude = {"cell_type": "code", "id": "prelude", "metadata": {}, "source": FIGURES, "outputs": []}
-    data["cells"].insert(0, {**prelude, "execution_count": None})
-    node = nbformat.from_dict(data)
+    node = nbformat.from_dict(to_json(notebook))  # type: ignore[no-untyped-call]
     client = NotebookClient(
         node,
         timeout=CELL_SECONDS,
         kernel_name="python3",
         record_timing=False,
         store_widget_state=False,
-        extra_arguments=["--IPKernelApp.log_level=40"],  # errors only: warnings of the kernel are not the author's
+        extra_arguments=[
+            "--IPKernelApp.log_level=40"
+        ],  # errors only: warnings of the kernel are not the author's
         resources={"metadata": {"path": str(folder)}},
     )
     with _environment(course):
@@ -65,7 +60,7 @@ def execute(notebook: Notebook, folder: Path, course: Course) -> Notebook:
             client.execute()
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             raise CourseError(f"{notebook.name}: {_failure(error)}") from None
-    ran = from_json(notebook.name, node).cells[1:]
+    ran = from_json(notebook.name, node).cells
     return notebook.with_cells(list(_numbered(notebook.cells, ran)))
 
 
@@ -96,7 +91,12 @@ def _clean(outputs: list[dict[str, Any]], count: int, cell: Cell) -> Iterator[di
         stream = None
         if kind == "error":
             said = f"{output['ename']}: {output['evalue']}"
-            yield {"output_type": kind, "ename": output["ename"], "evalue": output["evalue"], "traceback": [said]}
+            yield {
+                "output_type": kind,
+                "ename": output["ename"],
+                "evalue": output["evalue"],
+                "traceback": [said],
+            }
         else:
             yield _clean_data(output, count, cell)
 
@@ -107,7 +107,9 @@ def _clean_data(output: dict[str, Any], count: int, cell: Cell) -> dict[str, Any
     clean: dict[str, Any] = {"output_type": output["output_type"], "data": kept, "metadata": {}}
     if "image/png" in kept:
         kept["image/png"] = kept["image/png"].replace("\n", "") + "\n"
-        given = output.get("metadata", {}).get("image/png", {}).get("alt") or output.get("metadata", {}).get("alt")
+        given = output.get("metadata", {}).get("image/png", {}).get("alt") or output.get("metadata", {}).get(
+            "alt"
+        )
         if alt := given or cell.meta.get("alt"):
             clean["metadata"] = {"image/png": {"alt": alt}}
     refused = sorted(set(output["data"]) - set(kept) - {"application/json"})
@@ -127,10 +129,15 @@ def _failure(error: Exception) -> str:
 @contextmanager
 def _environment(course: Course) -> Iterator[None]:
     """The same surroundings for every kernel, whatever the author's machine has. Restores the old ones."""
-    with tempfile.TemporaryDirectory() as empty:
+    with tempfile.TemporaryDirectory() as own:
+        profile = Path(own) / "profile_default"
+        profile.mkdir()
+        (profile / "ipython_kernel_config.py").write_text(INLINE)
+        (Path(own) / "matplotlibrc").write_text(MATPLOTLIB)
         fixed = {
-            "IPYTHONDIR": empty,  # no start-up files of the user
-            "JUPYTER_CONFIG_DIR": empty,
+            "IPYTHONDIR": own,  # no start-up files of the user
+            "JUPYTER_CONFIG_DIR": own,
+            "MATPLOTLIBRC": str(Path(own) / "matplotlibrc"),
             "JUPYTER_PREFER_ENV_PATH": "1",
             "PYTHONHASHSEED": "0",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",

@@ -44,7 +44,11 @@ def _problem(target: str, notebook: Notebook, folder: Path, made: Mapping[Path, 
         return None
     name, _, label = unquote(target).partition("#")
     if not name:
-        return None if label in anchors(notebook) else "names a place that is not there; write (label)= before it"
+        return (
+            None
+            if label in anchors(notebook)
+            else "names a place that is not there; write (label)= before it"
+        )
     path = (folder / name).resolve()
     other = made.get(path)
     if other is None and not path.exists():

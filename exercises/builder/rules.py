@@ -33,10 +33,14 @@ BOX = ("In V0", "In V1")
 IMAGE = re.compile(r"<img\b[^>]*>", re.IGNORECASE)
 ALT = re.compile(r"\balt\s*=\s*(\"[^\"]*\S[^\"]*\"|'[^']*\S[^']*')", re.IGNORECASE)
 DATA_URI = re.compile(r"data:[a-z]+/[a-z+.-]+;base64,[A-Za-z0-9+/=]+")
-PATHS = re.compile(r"(?<![\w.:/])/(?:home|root|tmp|work|usr|opt|var|mnt|private|Users)/[\w.-]+|\b[A-Z]:\\\w+|site-packages")
+PATHS = re.compile(
+    r"(?<![\w.:/])/(?:home|root|tmp|work|usr|opt|var|mnt|private|Users)/[\w.-]+|\b[A-Z]:\\\w+|site-packages"
+)
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}|\b0x[0-9a-fA-F]{10,16}\b|ipykernel_\d+")
 CLOCK = re.compile(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\b\d\d:\d\d:\d\d\b")
-DURATION = re.compile(r"\b\d+(?:\.\d+)?\s?(?:ms|µs|us|ns)\b|\b\d+\.\d+\s?(?:s|sec|seconds)\b|\d(?:it|tok(?:ens)?)/s\b")
+DURATION = re.compile(
+    r"\b\d+(?:\.\d+)?\s?(?:ms|µs|us|ns)\b|\b\d+\.\d+\s?(?:s|sec|seconds)\b|\d(?:it|tok(?:ens)?)/s\b"
+)
 
 
 def everywhere(notebook: Notebook, text: str) -> Iterator[str]:
@@ -86,8 +90,8 @@ def of_exercise(notebook: Notebook, tasks: list[Task]) -> Iterator[str]:
         yield f"task {task_id} is not in the registry"
     for cell in notebook.cells:
         name = cell.meta.get("name")
-        if name and name not in _defined(cell):
-            yield f'the cell of task {cell.task} says name="{name}" and defines {", ".join(_defined(cell)) or "nothing"}'
+        if name and name not in (defined := _defined(cell)):
+            yield f'the cell of task {cell.task} says name="{name}" and defines {", ".join(defined) or "nothing"}'
 
 
 def _cell(cell: Cell) -> Iterator[str]:
@@ -124,9 +128,15 @@ def _output(cell: Cell, output: dict[str, object]) -> Iterator[str]:
 
 def _leaks(text: str, is_recorded: bool) -> Iterator[str]:
     """What differs from machine to machine or from run to run."""
-    kinds = [("a path of one machine", PATHS), ("the address of an object", ADDRESS), ("a time of day", CLOCK)]
+    kinds = [
+        ("a path of one machine", PATHS),
+        ("the address of an object", ADDRESS),
+        ("a time of day", CLOCK),
+    ]
     if not is_recorded:
-        kinds.append((f"a duration (tag the cell {VOLATILE}, or recorded if the number comes from a file)", DURATION))
+        kinds.append(
+            (f"a duration (tag the cell {VOLATILE}, or recorded if the number comes from a file)", DURATION)
+        )
     for what, pattern in kinds:
         if found := pattern.search(text):
             yield f"its output holds {what}: {found[0]}"

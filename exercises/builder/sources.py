@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jupytext
+import jupytext  # type: ignore[import-untyped]
 
 from exercises.course import CourseError
 from exercises.notebook import SETUP, VOLATILE, Cell, Notebook

@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    names: Annotated[list[str] | None, typer.Argument(help='exercises "04" or tasks "04.2"; none: all')] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help='exercises "04" or tasks "04.2"; none: all')
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
     limit: Annotated[float, typer.Option(min=0.1, help="seconds a cell may take")] = CELL_SECONDS,
 ) -> None:
@@ -55,8 +57,12 @@ def progress() -> None:
 
 
 def build(
-    names: Annotated[list[str] | None, typer.Argument(help='"03", "chapters/03" or a file name; none: all')] = None,
-    check: Annotated[bool, typer.Option("--check", help="change nothing, fail if something is stale")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(help='"03", "chapters/03" or a file name; none: all')
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="change nothing, fail if something is stale")
+    ] = False,
 ) -> None:
     """For authors: make the notebooks from their sources."""
     from exercises.builder.build import run_build  # needs jupytext, which a learner does not

@@ -55,7 +55,9 @@ def run_check(course: Course, names: list[str], seconds: float, as_json: bool, c
     return 0 if results and all(result.status == "passed" for result in results) else 1
 
 
-def _grade(course: Course, number: str, only: list[str] | None, seconds: float, console: Console | None) -> Grading:
+def _grade(
+    course: Course, number: str, only: list[str] | None, seconds: float, console: Console | None
+) -> Grading:
     def show(text: object) -> None:
         if console:
             console.print(str(text), markup=False, highlight=False, soft_wrap=True)
@@ -102,7 +104,9 @@ def run_hint(course: Course, name: str, console: Console) -> int:
     for i in numbers:
         console.print(f"Hint {i} of 3: {task.hints[i - 1]}", markup=False, highlight=False)
     if before == 3:
-        console.print(f"There are no more. The solution: refengine show {task.id}", markup=False, highlight=False)
+        console.print(
+            f"There are no more. The solution: refengine show {task.id}", markup=False, highlight=False
+        )
     return 0
 
 
@@ -155,9 +159,17 @@ def run_progress(course: Course, console: Console) -> int:
     sums = [0, 0, 0, 0, 0]
     for number, tasks in registry.exercises(course).items():
         known = [entries.get(task.id, progress.Entry()) for task in tasks]
-        earned = sum(task.points for task, entry in zip(tasks, known, strict=True) if entry.status == "passed")
+        earned = sum(
+            task.points for task, entry in zip(tasks, known, strict=True) if entry.status == "passed"
+        )
         passed = sum(entry.status == "passed" for entry in known)
-        row = [passed, len(tasks), earned, sum(task.points for task in tasks), sum(entry.hints for entry in known)]
+        row = [
+            passed,
+            len(tasks),
+            earned,
+            sum(task.points for task in tasks),
+            sum(entry.hints for entry in known),
+        ]
         sums = [a + b for a, b in zip(sums, row, strict=True)]
         table.add_row(number, f"{row[0]} of {row[1]}", f"{row[2]} of {row[3]}", str(row[4]))
     table.add_section()

@@ -17,13 +17,15 @@ from exercises.grader import progress
 from exercises.grader.judge import judge
 from exercises.grader.limits import CELL_SECONDS
 from exercises.grader.result import Result
+from exercises.grader.task import Task
 
 
 @dataclass(frozen=True)
 class Desk:
-    """Who takes the results, and under which limit the answers run."""
+    """Who takes the results, where the tasks are looked up, and under which limit the answers run."""
 
     take: Callable[[Result], Result]
+    find: Callable[[str], Task] = registry.find
     on_case: Callable[[str], None] | None = None
     seconds: float | None = CELL_SECONDS
 
@@ -33,7 +35,7 @@ def check(task_id: str, *answers: object) -> Result:
 
     Raises: CourseError, naming the nearest task, if there is no task of that id.
     """
-    task = registry.find(task_id)
+    task = _desk.find(task_id)
     return _desk.take(judge(task, answers, _desk.seconds, _desk.on_case))
 
 
@@ -54,7 +56,9 @@ def _remember(result: Result) -> Result:
     try:
         progress.record(current(), [result])
     except OSError as error:
-        sentence = f"{result.sentence} (Not remembered: the progress file cannot be written, {error.strerror}.)"
+        sentence = (
+            f"{result.sentence} (Not remembered: the progress file cannot be written, {error.strerror}.)"
+        )
         return replace(result, sentence=sentence.strip())
     return result
 

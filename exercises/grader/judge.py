@@ -49,7 +49,9 @@ def judge(
     except StubError as error:
         return not_started(task, f"Still to write: {error}")
     except Stopped as error:
-        return replace(_result(task, report), status="failed", sentence=_stop(task.id, error, seconds, report))
+        return replace(
+            _result(task, report), status="failed", sentence=_stop(task.id, error, seconds, report)
+        )
     except SystemExit:
         return replace(_result(task, report), status="failed", sentence=ENDED)
     except Exception as error:

@@ -53,7 +53,9 @@ def load(course: Course) -> dict[str, Entry]:
         return {str(task): _entry(raw) for task, raw in data["tasks"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         aside = _put_aside(path)
-        print(f"{path.name} was damaged: it is kept as {aside.name}, and progress starts anew.", file=sys.stderr)
+        print(
+            f"{path.name} was damaged: it is kept as {aside.name}, and progress starts anew.", file=sys.stderr
+        )
         return {}
 
 

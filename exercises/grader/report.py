@@ -78,7 +78,12 @@ class Report:
                 raise Mismatch
 
     def close(
-        self, expected: Any, got: Any, what: str = "values", rtol: float | None = None, atol: float | None = None
+        self,
+        expected: Any,
+        got: Any,
+        what: str = "values",
+        rtol: float | None = None,
+        atol: float | None = None,
     ) -> None:
         """Wants numbers or tensors to agree within the tolerance of their dtype (see `values`)."""
         with self._in_case(what) as case:
@@ -141,7 +146,9 @@ def stub_message(error: BaseException) -> str | None:
     while seen is not None:
         if isinstance(seen, StubError):
             return str(seen)
-        if isinstance(seen, NotImplementedError) and (not str(seen) or re.match(r"ex\d\d task \d+", str(seen))):
+        if isinstance(seen, NotImplementedError) and (
+            not str(seen) or re.match(r"ex\d\d task \d+", str(seen))
+        ):
             return str(seen) or "a part of it raises NotImplementedError"
         seen = seen.__cause__ or seen.__context__
     return None

@@ -10,7 +10,12 @@ from exercises.grader.report import Row
 
 Status = Literal["passed", "failed", "not started", "not run"]
 # A sign and a word carry the status; the colour (Okabe-Ito) only repeats it.
-COLOURS: dict[Status, str] = {"passed": "#0072B2", "failed": "#D55E00", "not started": "#999999", "not run": "#999999"}
+COLOURS: dict[Status, str] = {
+    "passed": "#0072B2",
+    "failed": "#D55E00",
+    "not started": "#999999",
+    "not run": "#999999",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class Result:
         if self.status == "passed":
             blocks.append(f"Checked: {'; '.join(title for title, _ in self.cases)}.")
         elif self.status == "failed" and self.failed_case:
-            blocks.append(f"{right} of {len(self.cases)} cases are right. The first that is not: {self.failed_case}.")
+            blocks.append(
+                f"{right} of {len(self.cases)} cases are right. The first that is not: {self.failed_case}."
+            )
         if self.rows:
             blocks.append(Table((("", "expected", "got"), *self.rows)))
         if self.sentence:
@@ -70,7 +77,9 @@ class Result:
             blocks.append(f"This looks like: {name}. {why}")
         blocks += [f"Not checked: {note}." for note in self.not_checked]
         if self.status == "passed" and self.slot:
-            blocks.append("Save the notebook, and the engine can run on your part: refengine demo --parts mine")
+            blocks.append(
+                "Save the notebook, and the engine can run on your part: refengine demo --parts mine"
+            )
         if self.status == "failed":
             blocks.append(f"For a hint, in a terminal: refengine hint {self.task}")
         return blocks
@@ -96,7 +105,11 @@ class Result:
         head, *rest = self.document()
         lines = [str(head)]
         for block in rest:
-            lines += _text_table(block) if isinstance(block, Table) else [f"  {line}" for line in block.split("\n")]
+            lines += (
+                _text_table(block)
+                if isinstance(block, Table)
+                else [f"  {line}" for line in block.split("\n")]
+            )
         return "\n".join(lines)
 
     __repr__ = __str__  # what a plain Python prompt shows
@@ -138,7 +151,9 @@ def _text_table(table: Table) -> list[str]:
 
 def _html_table(table: Table) -> str:
     def row(cells: tuple[str, ...], tag: str) -> str:
-        return "<tr>" + "".join(f'<{tag} style="text-align:left">{escape(c)}</{tag}>' for c in cells) + "</tr>"
+        return (
+            "<tr>" + "".join(f'<{tag} style="text-align:left">{escape(c)}</{tag}>' for c in cells) + "</tr>"
+        )
 
     head, *body = table.rows
     return "<table>" + row(head, "th") + "".join(row(cells, "td") for cells in body) + "</table>"

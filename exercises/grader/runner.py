@@ -219,5 +219,10 @@ def _command(number: str, path: Path, plan: dict[str, Any]) -> list[str]:
 
 
 def _environment(course: Course) -> dict[str, str]:
-    fixed = {ROOT_VARIABLE: str(course.root), "MPLBACKEND": "Agg", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+    fixed = {
+        ROOT_VARIABLE: str(course.root),
+        "MPLBACKEND": "Agg",
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
     return {**os.environ, "OMP_NUM_THREADS": "1", **fixed}

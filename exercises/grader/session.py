@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from exercises.course import CourseError
 from exercises.grader.hand_in import Desk, at
 from exercises.grader.judge import ENDED, INPUT, not_started
 from exercises.grader.limits import AskedForInput, OutOfTime, no_input, time_limit
@@ -71,7 +72,7 @@ class Session:
 
     def run(self, plan: Plan) -> dict[str, Result]:
         """Runs the cells and returns the verdicts. Raises: nothing that a cell raised."""
-        desk = Desk(self._take, self.listener.on_case, plan.seconds)
+        desk = Desk(self._take, self._find, self.listener.on_case, plan.seconds)
         with _as_main(self.module), at(desk):
             for position, cell in self._chosen(plan):
                 self.listener.on_cell(position)
@@ -121,6 +122,11 @@ class Session:
         if not ids and not stub:
             kind = "set-up cell" if SETUP in cell.tags else "cell"
             self.listener.on_note(f"The {kind} {position + 1} of the notebook has a fault. {sentence}")
+
+    def _find(self, task_id: str) -> Task:
+        if task_id not in self.tasks:
+            raise CourseError(f"there is no task {task_id!r} in this exercise")
+        return self.tasks[task_id]
 
     def _missing(self, task: Task, error: BaseException) -> str:
         """If a name is missing that another task should have made: which."""

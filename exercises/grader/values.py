@@ -20,7 +20,12 @@ from typing import Any
 
 import numpy as np
 
-TOLERANCE = {"float64": (1e-9, 1e-9), "float32": (1e-4, 1e-5), "float16": (2e-3, 1e-3), "bfloat16": (2e-2, 1e-2)}
+TOLERANCE = {
+    "float64": (1e-9, 1e-9),
+    "float32": (1e-4, 1e-5),
+    "float16": (2e-3, 1e-3),
+    "bfloat16": (2e-2, 1e-2),
+}
 LONGEST = 160  # characters of a value in a table
 
 
@@ -42,7 +47,14 @@ def _is_phrase(text: str) -> bool:
 def kind_of(value: object) -> str:
     """The type in plain words."""
     words = {int: "a whole number", bool: "True or False", float: "a number with a fraction", str: "text"}
-    words |= {list: "a list", tuple: "a tuple", dict: "a dict", set: "a set", bytes: "bytes", type(None): "None"}
+    words |= {
+        list: "a list",
+        tuple: "a tuple",
+        dict: "a dict",
+        set: "a set",
+        bytes: "bytes",
+        type(None): "None",
+    }
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return words.get(type(value)) or f"an object of type {type(value).__name__}"

@@ -35,7 +35,9 @@ def of_exercise(number: str, course: Course | None = None) -> list[Task]:
     """The tasks of one exercise; no other module is loaded. Raises: CourseError naming the exercises there are."""
     course = course or current()
     if number not in numbers(course):
-        raise CourseError(f"there is no exercise {number!r} (there is: {', '.join(numbers(course)) or 'none yet'})")
+        raise CourseError(
+            f"there is no exercise {number!r} (there is: {', '.join(numbers(course)) or 'none yet'})"
+        )
     return _load(course.tasks / f"ex{number}.py")
 
 
@@ -57,7 +59,9 @@ def _load(path: Path) -> list[Task]:
     tasks: list[Task] = list(getattr(_module(path), "TASKS", []))
     ids = [task.id for task in tasks]
     if ids != [f"{number}.{i}" for i in range(1, len(ids) + 1)] or not ids:
-        raise CourseError(f"{path.name}: TASKS must be numbered {number}.1, {number}.2, ... in order; it has {ids}")
+        raise CourseError(
+            f"{path.name}: TASKS must be numbered {number}.1, {number}.2, ... in order; it has {ids}"
+        )
     return tasks
 
 

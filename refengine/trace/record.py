@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from refengine.trace.observer import MarkKind
+from refengine.trace.observer import MarkKind, PoolSnapshot
 
 SCHEMA = 1
 
@@ -25,6 +25,7 @@ class Mark:
     kind: MarkKind
     request_id: str
     facts: dict[str, Any]
+    pool: PoolSnapshot | None = None  # how the blocks stood right after it, if the recorder was asked for it
 
 
 @dataclass
@@ -32,8 +33,7 @@ class Step:
     """One scheduling step: its marks in order, how the pool stood at its end, and when it began and ended."""
 
     marks: list[Mark] = field(default_factory=list)
-    free_block_ids: list[int] = field(default_factory=list)  # the free queue, front first
-    cached_block_ids: list[int] = field(default_factory=list)
+    pool: PoolSnapshot = field(default_factory=lambda: PoolSnapshot([], [], {}))
     began: float = 0.0  # seconds, of a clock with no meaning of its own
     ended: float = 0.0
 
@@ -57,23 +57,32 @@ class RequestSummary:
 class Recorder:
     """An observer that keeps everything. Mutates: `steps` grows with every step of the engine it watches."""
 
-    def __init__(self) -> None:
+    def __init__(self, snapshots: bool = False) -> None:
+        """`snapshots`: also keep how the blocks stood after every single mark, not only after every step."""
+        self.snapshots = snapshots
+        self.engine, self.num_blocks, self.block_size = "", 0, 0
+        self.start = PoolSnapshot([], [], {})
         self.steps: list[Step] = []
+
+    def attach(self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]) -> None:
+        self.engine, self.num_blocks, self.block_size = engine, num_blocks, block_size
+        self._snapshot = snapshot
+        self.start = snapshot()
 
     def begin_step(self) -> None:
         self.steps.append(Step(began=time.perf_counter()))
 
     def mark(self, kind: MarkKind, request_id: str, **facts: Any) -> None:
-        self.steps[-1].marks.append(Mark(kind, request_id, facts))
+        pool = self._snapshot() if self.snapshots else None
+        self.steps[-1].marks.append(Mark(kind, request_id, facts, pool))
 
-    def end_step(self, free_block_ids: list[int], cached_block_ids: list[int]) -> None:
-        step = self.steps[-1]
-        step.free_block_ids, step.cached_block_ids = free_block_ids, cached_block_ids
-        step.ended = time.perf_counter()
+    def end_step(self) -> None:
+        self.steps[-1].pool = self._snapshot()
+        self.steps[-1].ended = time.perf_counter()
 
     @property
     def record(self) -> Record:
-        return Record(self.steps)
+        return Record(self.steps, self.engine, self.num_blocks, self.block_size, self.start)
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,10 @@ class Record:
     """What was recorded, readable without the engine it came from."""
 
     steps: list[Step]
+    engine: str = ""  # "v1", "v0"
+    num_blocks: int = 0  # null block included
+    block_size: int = 0  # tokens
+    start: PoolSnapshot = field(default_factory=lambda: PoolSnapshot([], [], {}))  # before the first step
 
     def marks(self) -> Iterator[tuple[int, Mark]]:
         """Every mark with the index of its step, in order."""
@@ -118,18 +131,19 @@ class Record:
 
     def save(self, path: str | Path) -> None:
         """Writes the record as JSON. Mutates: the file."""
-        document = {"schema": SCHEMA, "steps": [asdict(step) for step in self.steps]}
-        Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps({"schema": SCHEMA} | asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
         """Reads what `save` wrote. Raises: ValueError if it is no record of this schema."""
         document = json.loads(Path(path).read_text(encoding="utf-8"))
-        if document.get("schema") != SCHEMA:
+        if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
             raise ValueError(f"{path} is not a record of schema {SCHEMA}")
-        return cls(
-            [
-                Step(**{**step, "marks": [Mark(**mark) for mark in step["marks"]]})
-                for step in document["steps"]
-            ]
-        )
+        document["start"] = PoolSnapshot(**document["start"])
+        document["steps"] = [_step(step) for step in document["steps"]]
+        return cls(**document)
+
+
+def _step(raw: dict[str, Any]) -> Step:
+    marks = [Mark(**(mark | {"pool": mark["pool"] and PoolSnapshot(**mark["pool"])})) for mark in raw["marks"]]
+    return Step(**(raw | {"marks": marks, "pool": PoolSnapshot(**raw["pool"])}))

@@ -127,7 +127,11 @@ class BlockPool:
         self.announce(request, num_cached, num_full, group, published)
         if self.observer is not None and published:
             self.observer.mark(
-                "publish", request.request_id, group=group.group_id, block_ids=[blocks[i].block_id for i in published]
+                "publish",
+                request.request_id,
+                group=group.group_id,
+                block_ids=[blocks[i].block_id for i in published],
+                hashes=[request.block_hashes[i].hex()[:8] for i in published],
             )
 
     def announce(

@@ -16,7 +16,7 @@ from refengine.errors import ConfigError, IntegrityError, PartError, RequestErro
 from refengine.hashing import Adapter, BlockHasher
 from refengine.kv_cache import KVCache, blocks_that_fit
 from refengine.model.decoder import Decoder
-from refengine.outputs import StepOutput
+from refengine.outputs import SampledTokens, StepOutput
 from refengine.parts import Parts
 from refengine.sampling import SamplingParams
 from refengine.trace.observer import Observer
@@ -24,7 +24,7 @@ from refengine.v1.events import KVCacheEvent
 from refengine.v1.groups.base import num_blocks_for
 from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
 from refengine.v1.input_batch import InputBatch
-from refengine.v1.model_runner import ModelRunner, ModelRunnerOutput
+from refengine.v1.model_runner import ModelRunner
 from refengine.v1.request import Request, RequestStatus
 from refengine.v1.scheduler_output import SchedulerOutput
 
@@ -76,6 +76,8 @@ class EngineCore:
             observer=observer,
         )
         self._num_arrived = 0
+        if observer is not None:
+            observer.attach("v1", self.num_blocks, config.block_size, self.kv_cache_manager.snapshot)
 
     def add_request(
         self,
@@ -118,17 +120,13 @@ class EngineCore:
         model_output = self.model_runner.execute(scheduler_output)
         return self._update(scheduler_output, model_output)
 
-    def _update(self, scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput) -> list[StepOutput]:
+    def _update(self, scheduler_output: SchedulerOutput, model_output: SampledTokens) -> list[StepOutput]:
         requests = {share.request_id: self.scheduler.requests[share.request_id] for share in scheduler_output.scheduled}
         appended = self.scheduler.update(scheduler_output, model_output.sampled)
         if self.config.check_integrity or self.parts.replaced():
             self._check_integrity()
         if self.observer is not None:
-            pool = self.kv_cache_manager.block_pool
-            self.observer.end_step(
-                [block.block_id for block in pool.free_queue],
-                [block.block_id for block in pool.blocks if block.block_hash is not None],
-            )
+            self.observer.end_step()
         return [
             StepOutput(
                 request_id,

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from refengine.errors import IntegrityError
-from refengine.trace.observer import Observer
+from refengine.trace.observer import MarkKind, Observer, PoolSnapshot
 from refengine.v1.block_pool import BlockPool
 from refengine.v1.coordinator import MANAGERS, GroupBlocks, make_coordinator
 from refengine.v1.events import KVCacheEvent
@@ -86,6 +87,7 @@ class KVCacheManager:
     ) -> None:
         """`num_blocks`: null block included. `drop_last`: see KVCacheCoordinator."""
         self.max_model_len = max_model_len
+        self.observer = observer
         self.enable_caching = enable_caching
         self.block_pool = make_block_pool(
             num_blocks, enable_caching=enable_caching, enable_events=enable_events, observer=observer
@@ -148,12 +150,18 @@ class KVCacheManager:
         must_fit = max(num_tokens_need_slot, request.num_tokens) if full_sequence_must_fit else num_tokens_need_slot
         required = self.coordinator.get_num_blocks_to_allocate(request.request_id, must_fit, hits.blocks)
         if required + reserved > self.block_pool.num_free_blocks:
+            if is_admission:
+                self._mark("admit", request, admitted=False, reason="not enough free blocks")
             return None
 
+        if is_admission:
+            reason = "new" if request.status is RequestStatus.WAITING else "resumed"
+            self._mark("admit", request, admitted=True, reason=reason)
         if hits:
             self.coordinator.add_computed_blocks(request.request_id, hits.blocks)
             request.shared_prefix_boundary = shared_prefix_boundary
         new_blocks = self.coordinator.allocate_new_blocks(request.request_id, num_tokens_need_slot)
+        self._mark("allocate", request, num_tokens=num_new_tokens, block_ids=list(KVCacheBlocks(new_blocks).ids()))
         if self.enable_caching:
             self.coordinator.cache_blocks(request, min(num_computed_tokens + num_new_tokens, request.num_tokens))
         return KVCacheBlocks(new_blocks)
@@ -209,6 +217,20 @@ class KVCacheManager:
                 raise IntegrityError(
                     f"block {block.block_id} counts {block.ref_count} users, but stands in {found} tables"
                 )
+
+    def snapshot(self) -> PoolSnapshot:
+        """How all blocks stand now, for an observer."""
+        pool = self.block_pool
+        ids = {request_id for group in self.coordinator.groups for request_id in group.tables}
+        return PoolSnapshot(
+            free=[block.block_id for block in pool.free_queue],
+            cached=[block.block_id for block in pool.blocks if block.block_hash is not None],
+            tables={request_id: list(self.block_ids(request_id)) for request_id in sorted(ids)},
+        )
+
+    def _mark(self, kind: MarkKind, request: Request, **facts: Any) -> None:
+        if self.observer is not None:
+            self.observer.mark(kind, request.request_id, **facts)
 
     def _announce_reused(self, request: Request, hits: GroupBlocks) -> None:
         for group, blocks in zip(self.coordinator.groups, hits, strict=True):

@@ -8,7 +8,7 @@ v1/worker/gpu_model_runner.py GPUModelRunner (`_update_states`, `_prepare_inputs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,13 +18,11 @@ from kernels import Backend
 from refengine.attention import AttentionMetadata, PagedAttention
 from refengine.kv_cache import KVCache
 from refengine.model.decoder import Decoder
-from refengine.sampling import Logprob, Sampler, SamplingParams, sample, token_logprobs
+from refengine.outputs import SampledTokens
+from refengine.sampling import Sampler, position_generator, sample, token_logprobs
 from refengine.trace.observer import Observer
 from refengine.v1.input_batch import InputBatch
 from refengine.v1.scheduler_output import ScheduledRequest, SchedulerOutput
-
-SEED_STRIDE = 1_000_003  # spreads the seeds of neighbouring requests over positions
-
 
 @dataclass(frozen=True)
 class ModelInput:
@@ -33,15 +31,6 @@ class ModelInput:
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     metadata: AttentionMetadata
-
-
-@dataclass(frozen=True)
-class ModelRunnerOutput:
-    """By request id. A request that has not computed its last token yet has no entry in `sampled`."""
-
-    sampled: dict[str, list[int]] = field(default_factory=dict)
-    logprobs: dict[str, list[dict[int, Logprob]]] = field(default_factory=dict)
-    prompt_logprobs: dict[str, tuple[int, list[dict[int, Logprob]]]] = field(default_factory=dict)  # from position
 
 
 class ModelRunner:
@@ -66,11 +55,11 @@ class ModelRunner:
         self.device = model.embed_tokens.weight.device
 
     @torch.inference_mode()
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, output: SchedulerOutput) -> SampledTokens:
         """Runs one step. Mutates: the batch, the KV cache."""
         self._update_states(output)
         if not output.scheduled:
-            return ModelRunnerOutput()
+            return SampledTokens()
         model_input = self._prepare_inputs(output.scheduled)
         attend = PagedAttention(self.kv_cache, model_input.metadata, self.backend)
         hidden = self.model(model_input.token_ids, model_input.positions, attend)
@@ -108,9 +97,9 @@ class ModelRunner:
                 self.observer.mark("run", share.request_id, start=start, num_tokens=share.num_tokens)
         return ModelInput(self._tensor(batch.token_ids[row_of_token, positions]), self._tensor(positions), metadata)
 
-    def _sample(self, scheduled: list[ScheduledRequest], hidden: Tensor) -> ModelRunnerOutput:
+    def _sample(self, scheduled: list[ScheduledRequest], hidden: Tensor) -> SampledTokens:
         """One token for each request that has computed all it has. Mutates: their rows."""
-        output = ModelRunnerOutput()
+        output = SampledTokens()
         ends = np.cumsum([share.num_tokens for share in scheduled])
         ready: list[tuple[str, int, int]] = []  # request, its row, the index of its last token in `hidden`
         for share, end in zip(scheduled, ends.tolist(), strict=True):
@@ -123,7 +112,11 @@ class ModelRunner:
             return output
         logits = self.model.logits(hidden[[index for _, _, index in ready]])  # [num_ready, vocab_size]
         params = [self.batch.params[row] for _, row, _ in ready]
-        token_ids = self.sampler(logits, params, [self._generator(row) for _, row, _ in ready])
+        generators = [
+            position_generator(self.batch.params[row], int(self.batch.num_tokens[row]), self.device)
+            for _, row, _ in ready
+        ]
+        token_ids = self.sampler(logits, params, generators)
         for i, ((request_id, row, _), token_id) in enumerate(zip(ready, token_ids.tolist(), strict=True)):
             self.batch.add_token(row, token_id)
             output.sampled[request_id] = [token_id]
@@ -132,7 +125,7 @@ class ModelRunner:
                 output.logprobs[request_id] = token_logprobs(logits[i : i + 1], token_ids[i : i + 1], wanted)
         return output
 
-    def _score_prompt(self, share: ScheduledRequest, row: int, hidden: Tensor, output: ModelRunnerOutput) -> None:
+    def _score_prompt(self, share: ScheduledRequest, row: int, hidden: Tensor, output: SampledTokens) -> None:
         """Log-probabilities of the prompt tokens that this chunk predicts. Mutates: `output`."""
         end = int(self.batch.num_computed_tokens[row])
         first = end - share.num_tokens + 1  # the chunk's first token predicts the one after it
@@ -142,17 +135,6 @@ class ModelRunner:
             wanted = self.batch.params[row].prompt_logprobs or 0
             scores = token_logprobs(logits, self._tensor(following), wanted)
             output.prompt_logprobs[share.request_id] = (first, scores)
-
-    def _generator(self, row: int) -> torch.Generator | None:
-        """The randomness of a row's next token: a function of its seed and position alone.
-
-        So neither batch neighbours nor preemption, which forgets the row, can change what a seed gives.
-        """
-        params: SamplingParams = self.batch.params[row]
-        if params.greedy or params.seed is None:
-            return None
-        position = int(self.batch.num_tokens[row])
-        return torch.Generator(self.device).manual_seed((params.seed * SEED_STRIDE + position) % 2**63)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

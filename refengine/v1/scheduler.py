@@ -148,7 +148,6 @@ class Scheduler:
                 keep_watermark=bool(self.running),  # with nobody to protect, it would only stop the engine
             )
             if new_blocks is None:
-                self._mark("admit", request, admitted=False, reason="not enough free blocks")
                 return
             self._admit(self.waiting.pop(), num_hit_tokens)
             kind: Literal["new", "resumed"] = "resumed" if request.num_preemptions else "new"
@@ -167,7 +166,6 @@ class Scheduler:
         self.running.append(request)
         if not resumed:
             request.num_cached_tokens = num_hit_tokens
-        self._mark("admit", request, admitted=True, reason="resumed" if resumed else "new")
 
     def _choose_victim(self) -> Request:
         """FCFS: whoever was admitted last. Priority: the least important, of these the latest arrival."""
@@ -203,7 +201,6 @@ class Scheduler:
                     **whole,
                 )
             )
-            self._mark("allocate", request, num_tokens=share.num_tokens, block_ids=list(new_ids))
             request.num_computed_tokens += share.num_tokens
         output = SchedulerOutput(
             scheduled,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import exercises.tasks as registry
 from exercises.builder.build import Source
@@ -21,7 +22,7 @@ from exercises.notebook import Cell, Notebook
 VARIANT_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Proof:
     """One exercise: its solved notebook from the source, and its tasks."""
 
@@ -33,10 +34,12 @@ class Proof:
         tasks = registry.of_exercise(source.path.stem[:2], course)
         return cls(read_source(source.path), {task.id: task for task in tasks})
 
+    @cached_property
     def stub(self) -> dict[str, Result]:
         """The verdicts on the untouched exercise."""
         return self._run(stubbed(self.notebook, self.tasks), None)
 
+    @cached_property
     def solution(self) -> dict[str, Result]:
         return self._run(self.notebook, None)
 
@@ -75,7 +78,7 @@ def _edit(cells: list[Cell], places: list[int], old: str, new: str, task: Task) 
 
 def faults(proof: Proof, task: Task) -> Iterator[str]:
     """Everything that is not proven about one task."""
-    stub = proof.stub().get(task.id)
+    stub = proof.stub.get(task.id)
     if stub is None or stub.status != "not started":
         yield f"the untouched stub should be not started:\n{stub}"
     if not task.hints or len(set(task.hints)) != 3:
@@ -83,7 +86,7 @@ def faults(proof: Proof, task: Task) -> Iterator[str]:
     misconceptions = {wrong.misconception for wrong in task.wrong}
     if len(misconceptions) < task.wrong_needed:
         yield f"it needs {task.wrong_needed} wrong answers with different misconceptions; it has {len(misconceptions)}"
-    solved = proof.solution().get(task.id)
+    solved = proof.solution.get(task.id)
     if solved is None or solved.status != "passed":
         yield f"the solution should pass:\n{solved}"
     other = proof.variant(task, task.other)

@@ -18,7 +18,7 @@ from refengine.hashing import Adapter
 from refengine.model.decoder import Decoder
 from refengine.outputs import StepOutput
 from refengine.sampling import SamplingParams
-from refengine.trace.observer import MarkKind
+from refengine.trace.observer import MarkKind, PoolSnapshot
 from refengine.v1.engine import EngineCore
 from refengine.v1.model_runner import ModelInput, ModelRunner
 from refengine.v1.request import RequestStatus
@@ -54,7 +54,10 @@ class Tally:
         else:
             self.events[f"refused: {reason}"] += 1
 
-    def end_step(self, free_block_ids: list[int], cached_block_ids: list[int]) -> None:
+    def attach(self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]) -> None:
+        """The marks are enough to count by."""
+
+    def end_step(self) -> None:
         """Nothing to count here."""
 
 

@@ -7,13 +7,13 @@ about and still notices when something else breaks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from refengine.config import EngineConfig
 from refengine.hashing import BlockHasher
 from refengine.sampling import SamplingParams
-from refengine.trace.observer import MarkKind
+from refengine.trace.observer import MarkKind, PoolSnapshot
 from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
 from refengine.v1.kv_cache_manager import KVCacheManager
 from refengine.v1.request import Request, RequestStatus
@@ -161,7 +161,9 @@ class Steps:
         self.fresh = 10_000
         self.num_added = 0
 
-    def add(self, request_id: str, tokens: Sequence[int], max_tokens: int = ENDLESS, **options: Any) -> Request:
+    def add(
+        self, request_id: str, tokens: Sequence[int], max_tokens: int = ENDLESS, **options: Any
+    ) -> Request:
         """Enters a request. Sampling options go by their names, the rest to the request."""
         params = {name: options.pop(name) for name in ("ignore_eos", "stop_token_ids") if name in options}
         self.num_added += 1
@@ -227,8 +229,11 @@ class Marks:
     def mark(self, kind: MarkKind, request_id: str, **facts: Any) -> None:
         self.all.append((kind, request_id, facts))
 
-    def end_step(self, free_block_ids: list[int], cached_block_ids: list[int]) -> None:
-        self.free, self.cached = free_block_ids, cached_block_ids
+    def attach(self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]) -> None:
+        self.snapshot = snapshot
+
+    def end_step(self) -> None:
+        self.pool = self.snapshot()
 
     def of(self, kind: MarkKind, request_id: str | None = None) -> list[dict[str, Any]]:
         """The facts of all marks of a kind, of one request or of all."""

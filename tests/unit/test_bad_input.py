@@ -123,7 +123,9 @@ def test_a_bad_request_in_a_batch_fails_alone(llm: LLM, expected: list[int]) -> 
     """It is named by its id, its neighbours are served, and its answer cannot be mistaken for an empty one."""
     names = ["good", "long", "alien", "text"]
     prompts = [GOOD, [1] * 200, [99], "the cat"]
-    outputs = dict(zip(names, llm.generate(prompts, SamplingParams(max_tokens=4), request_ids=names), strict=True))
+    outputs = dict(
+        zip(names, llm.generate(prompts, SamplingParams(max_tokens=4), request_ids=names), strict=True)
+    )
     assert [name for name, output in outputs.items() if output.error is not None] == ["long", "alien"]
     assert outputs["good"].token_ids == expected
     assert len(outputs["text"].token_ids) == 4
@@ -159,7 +161,9 @@ def test_a_stop_text_without_a_tokenizer(tmp_path: Path, expected: list[int]) ->
     ],
     ids=str,
 )
-def test_lists_of_another_length(llm: LLM, expected: list[int], options: dict[str, Any], sentence: str) -> None:
+def test_lists_of_another_length(
+    llm: LLM, expected: list[int], options: dict[str, Any], sentence: str
+) -> None:
     assert refused(llm, lambda: llm.generate([[1], [2]], **options), ConfigError) == sentence
     still_serves(llm, expected)
 
@@ -176,7 +180,9 @@ def test_an_unknown_request_option(llm: LLM, expected: list[int]) -> None:
     still_serves(llm, expected)
 
 
-@pytest.mark.parametrize("options", [{"priority": "high"}, {"priority": None}, {"cache_salt": 5}, {"adapter": "x"}])
+@pytest.mark.parametrize(
+    "options", [{"priority": "high"}, {"priority": None}, {"cache_salt": 5}, {"adapter": "x"}]
+)
 def test_request_options_of_the_wrong_kind(llm: LLM, expected: list[int], options: dict[str, Any]) -> None:
     """Not by a TypeError out of the middle of a step, when others are running."""
     text = refused(llm, lambda: llm.generate(GOOD, **options), RefengineError)
@@ -191,7 +197,10 @@ def test_request_options_of_the_wrong_kind(llm: LLM, expected: list[int], option
         ({"device": "gpu"}, "device 'gpu' is not one that torch knows; use 'cpu' or 'cuda'"),
         ({"max_model_len": 999}, "max_model_len 999 is beyond what the model was made for, 128 tokens"),
         ({"kv_cache_bytes": 9}, "kv_cache_bytes 9 has room for 0 blocks of 4096 bytes; 2 are the least"),
-        ({"parts": {"free_queu": int}}, "there is no slot 'free_queu' for a part; did you mean 'free_queue'?"),
+        (
+            {"parts": {"free_queu": int}},
+            "there is no slot 'free_queu' for a part; did you mean 'free_queue'?",
+        ),
     ],
     ids=str,
 )

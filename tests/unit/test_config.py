@@ -27,7 +27,10 @@ def sentence(make: Any, *arguments: Any, **options: Any) -> str:
         ({"block_siez": 8}, "EngineConfig has no option 'block_siez'; did you mean 'block_size'?"),
         ({"zzz": 8}, "EngineConfig has no option 'zzz'"),
         ({"mode": "fix"}, "mode 'fix' is not one of fixed, faithful; did you mean 'fixed'?"),
-        ({"dtype": "float61"}, "dtype 'float61' is not one of float32, bfloat16, float16; did you mean 'float16'?"),
+        (
+            {"dtype": "float61"},
+            "dtype 'float61' is not one of float32, bfloat16, float16; did you mean 'float16'?",
+        ),
         ({"policy": "prio"}, "policy 'prio' is not one of fcfs, priority; did you mean 'priority'?"),
         ({"block_size": 0}, "block_size must be a number of at least 1, not 0"),
         ({"block_size": "16"}, "block_size must be a number of at least 1, not '16'"),
@@ -37,7 +40,10 @@ def sentence(make: Any, *arguments: Any, **options: Any) -> str:
         ({"max_model_len": 0}, "max_model_len must be a number of at least 1, not 0"),
         ({"max_num_seqs": 0}, "max_num_seqs must be a number of at least 1, not 0"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be a number of at least 1, not 0"),
-        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be a number of at least 0, not -1"),
+        (
+            {"long_prefill_token_threshold": -1},
+            "long_prefill_token_threshold must be a number of at least 0, not -1",
+        ),
         ({"watermark": -0.1}, "watermark must be a number of at least 0, not -0.1"),
         ({"watermark": 1.0}, "watermark 1.0 would keep every block free; it must be below 1"),
     ],

@@ -41,7 +41,10 @@ def test_the_chain_carries_the_whole_prefix() -> None:
 
 def test_a_block_is_no_permutation() -> None:
     """Misconception: "the set of tokens" or "their sum"."""
-    assert len({keys(tokens=order)[0] for order in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 3, 4], [0, 0, 5, 5])}) == 4
+    assert (
+        len({keys(tokens=order)[0] for order in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 3, 4], [0, 0, 5, 5])})
+        == 4
+    )
 
 
 @pytest.mark.parametrize("num_tokens", range(10))
@@ -138,7 +141,9 @@ def test_the_start_value_separates_engines() -> None:
 
 
 def test_a_part_takes_the_place_of_the_algorithm() -> None:
-    hasher = BlockHasher("sha256", 4, seed="0", hash_block=lambda parent, tokens, extra: parent + bytes(tokens))
+    hasher = BlockHasher(
+        "sha256", 4, seed="0", hash_block=lambda parent, tokens, extra: parent + bytes(tokens)
+    )
     hashes: list[BlockHash] = []
     hasher.extend(hashes, TOKENS)
     assert hashes[1] == start_value("sha256", "0") + bytes(TOKENS)

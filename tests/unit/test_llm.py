@@ -22,7 +22,11 @@ PROMPTS = ["the cat sat on the mat. ", "where is the cat? ", "on", [1, 2, 3, 4, 
 def idle(llm: LLM) -> bool:
     """Nothing is left of any request."""
     llm.engine.scheduler.check_integrity()
-    return not llm.engine.has_unfinished_requests and not llm._processors and llm.engine.kv_cache_manager.usage == 0
+    return (
+        not llm.engine.has_unfinished_requests
+        and not llm._processors
+        and llm.engine.kv_cache_manager.usage == 0
+    )
 
 
 # generate and stream

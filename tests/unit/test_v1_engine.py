@@ -118,8 +118,8 @@ def test_the_six_marks_of_a_step() -> None:
     kinds = [kind for kind, _, _ in marks.all]
     assert kinds == ["lookup", "publish", "admit", "allocate", "run", "append"]
     assert marks.num_steps == 1
-    assert marks.cached == [1]
-    assert sorted(marks.free) == numbers(1, 64)
+    assert marks.pool.cached == [1]
+    assert sorted(marks.pool.free) == numbers(1, 64)
 
 
 def test_the_more_important_request_is_served_first() -> None:
@@ -221,7 +221,9 @@ def test_without_chunking_a_step_must_hold_the_longest_prompt() -> None:
 
 def test_a_cache_without_room_is_refused() -> None:
     config = EngineConfig(kv_cache_bytes=1000)
-    with pytest.raises(ConfigError, match="kv_cache_bytes 1000 has room for 0 blocks of 4096 bytes; 2 are the least"):
+    with pytest.raises(
+        ConfigError, match="kv_cache_bytes 1000 has room for 0 blocks of 4096 bytes; 2 are the least"
+    ):
         EngineCore(config, make_decoder())
 
 

@@ -27,7 +27,9 @@ class Spy:
     starts: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
 
-    def reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
+    def reshape_and_cache(
+        self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any
+    ) -> None:
         self.slots = slot_mapping.tolist()
         kernels.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
 
@@ -58,11 +60,17 @@ def new(
 ) -> ScheduledRequest:
     count = len(tokens) - computed if num_tokens is None else num_tokens
     sampling = SamplingParams(**params)
-    return ScheduledRequest(request_id, kind, count, computed, (blocks,), tuple(tokens), len(tokens), sampling)
+    return ScheduledRequest(
+        request_id, kind, count, computed, (blocks,), tuple(tokens), len(tokens), sampling
+    )
 
 
-def goes_on(request_id: str, computed: int, num_tokens: int = 1, blocks: list[int] | None = None) -> ScheduledRequest:
-    return ScheduledRequest(request_id, "running", num_tokens, computed, None if blocks is None else (blocks,))
+def goes_on(
+    request_id: str, computed: int, num_tokens: int = 1, blocks: list[int] | None = None
+) -> ScheduledRequest:
+    return ScheduledRequest(
+        request_id, "running", num_tokens, computed, None if blocks is None else (blocks,)
+    )
 
 
 def test_slots_come_from_the_block_table() -> None:
@@ -134,7 +142,9 @@ def test_prompt_scores_do_not_depend_on_chunks(chunks: tuple[int, ...]) -> None:
     """Misconception: "a chunk scores its own tokens". Its last row scores the first token of the next chunk."""
     prompt = numbers(1, 7)
     runner, _ = make()
-    whole = runner.execute(SchedulerOutput([new("A", prompt, [5, 2], prompt_logprobs=2)])).prompt_logprobs["A"]
+    whole = runner.execute(SchedulerOutput([new("A", prompt, [5, 2], prompt_logprobs=2)])).prompt_logprobs[
+        "A"
+    ]
     assert whole[0] == 1 and len(whole[1]) == 6
     runner, _ = make()
     scores: dict[int, Any] = {}

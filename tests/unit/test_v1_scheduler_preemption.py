@@ -149,7 +149,11 @@ def test_priority_a_share_is_taken_back_in_the_same_step() -> None:
 
 def take_back_a_chunk(mode: str) -> Steps:
     """A chunk of 8 tokens was given to "low" and its two blocks published; then "high" needs one of its blocks."""
-    options = {"max_num_batched_tokens": 12, "long_prefill_token_threshold": 8, "reserve_full_sequence": False}
+    options = {
+        "max_num_batched_tokens": 12,
+        "long_prefill_token_threshold": 8,
+        "reserve_full_sequence": False,
+    }
     steps = Steps(usable=8, policy="priority", mode=mode, **options)
     steps.add("low", numbers(1, 30), priority=5)
     assert steps.step() == {"low": (0, 12)}
