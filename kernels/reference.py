@@ -219,7 +219,7 @@ def _piece(
     held = torch.minimum(key, length - 1)
     slots = block_tables.gather(1, held // block_size).long() * block_size + held % block_size
     alike = query_len == 1 and min(counts) == num_keys
-    causal = min(lengths) == max(lengths) == query_len <= window
+    causal = max(lengths) == query_len <= window
     query = length - query_len + torch.arange(query_len, device=length.device)
     return Piece(
         rows=slice(first_row, first_row + num_seqs * query_len),

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels import Backend, backend_for, plan_step
+from kernels import Backend, BackendError, backend_for, plan_step
+from refengine.errors import ConfigError
 from refengine.kv_cache import KVCache
 
 
@@ -35,13 +36,23 @@ class AttentionMetadata:
         return len(self.seq_lens)
 
 
+def choose_backend(device: torch.device, backend: str | Backend | None) -> Backend:
+    """The attention kernels to use. Raises: ConfigError, with what exists, for a name that does not."""
+    if backend is not None and not isinstance(backend, str):
+        return backend
+    try:
+        return backend_for(device, backend)
+    except BackendError as error:
+        raise ConfigError(str(error)) from None
+
+
 class PagedAttention:
     """The `attend` of one step: writes the new keys and values, then reads the pages of every sequence.
 
     Within a layer all writes come before all reads. That is why two requests with the same prefix can share
     its blocks in the very step that computes them.
 
-    Raises: ValueError for metadata that contradicts itself, BackendError for an unknown backend.
+    Raises: ValueError for metadata that contradicts itself, ConfigError for an unknown backend.
     """
 
     def __init__(
@@ -51,8 +62,7 @@ class PagedAttention:
         backend: str | Backend | None = None,
         sliding_window: int | None = None,
     ) -> None:
-        if backend is None or isinstance(backend, str):
-            backend = backend_for(metadata.slot_mapping.device, backend)
+        backend = choose_backend(metadata.slot_mapping.device, backend)
         self.layers = kv_cache.layers
         self.plan = plan_step(
             backend,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -29,13 +30,19 @@ def demo(
     questions: Annotated[int, typer.Option(min=1, max=30, help="prompts, each with another question")] = 6,
     seed: Annotated[int, typer.Option(help="draws another text and other questions")] = 0,
     block_size: Annotated[int, typer.Option(min=1, help="tokens per block")] = 16,
-    corrupt: Annotated[bool, typer.Option(help="shift the cached values by one block after the first request")] = False,
+    corrupt: Annotated[
+        bool, typer.Option(help="shift the cached values by one block after the first request")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="write the record of every step to this file")] = None,
+    parts: Annotated[
+        str | None, typer.Option(help='"mine", a notebook or "module:Name": run on these parts')
+    ] = None,
 ) -> None:
     """Prompts that share a long text: who computed what, who found what, and what it was worth."""
     from refengine.commands.demo import DemoOptions, run_demo
 
-    run_demo(DemoOptions(model, engine, facts, questions, seed, block_size, corrupt, json), Console())
+    options = DemoOptions(model, engine, facts, questions, seed, block_size, corrupt, json, parts)
+    run_demo(options, Console())
 
 
 @app.command()
@@ -59,9 +66,16 @@ def bench_engine(
     run_bench(against, rounds, new_tokens, json, Console())
 
 
+def _add_plugins() -> None:
+    """Commands of packages above this one (the course's grader and builder), which register themselves."""
+    for entry in entry_points(group="refengine.commands"):
+        entry.load()(app)
+
+
 def main() -> None:
     """Entry point. An error that a user can act on is one sentence and exit status 2; Ctrl-C is 130."""
     try:
+        _add_plugins()
         app()
     except RefengineError as error:
         print(f"refengine: {error}", file=sys.stderr)

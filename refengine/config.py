@@ -8,7 +8,8 @@ vLLM: V0 config.py (CacheConfig, SchedulerConfig), V1 config/cache.py and config
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,13 +26,36 @@ PREEMPTION_MODES = ("recompute", "swap")
 def one_of(name: str, value: str, choices: Sequence[str]) -> None:
     """Raises ConfigError, with the nearest choice, unless `value` is one of `choices`."""
     if value not in choices:
-        raise ConfigError(f"{name} {value!r} is not one of {', '.join(choices)}{near_match(str(value), choices)}")
+        raise ConfigError(
+            f"{name} {value!r} is not one of {', '.join(choices)}{near_match(str(value), choices)}"
+        )
 
 
 def near_match(name: str, choices: Sequence[str]) -> str:
     """`"; did you mean 'block_size'?"`, or nothing when no choice is near."""
     close = difflib.get_close_matches(name, choices, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def is_int(value: object) -> bool:
+    """Whether it is a whole number; `True` is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "int": is_int,
+    "float": lambda value: is_int(value) or (isinstance(value, float) and math.isfinite(value)),
+    "bool": lambda value: isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "None": lambda value: value is None,
+}
+KIND_WORDS = {
+    "int": "a whole number",
+    "float": "a finite number",
+    "bool": "True or False",
+    "str": "text",
+    "None": "None",
+}
 
 
 class Options:
@@ -48,8 +72,19 @@ class Options:
         """Raises ConfigError if a named field is below its limit."""
         for name, limit in limits.items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < limit):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int | float) or value < limit
+            ):
                 raise ConfigError(f"{name} must be a number of at least {limit}, not {value!r}")
+
+    def check_kinds(self) -> None:
+        """Raises ConfigError if a field that is declared as plain numbers, text or truth values holds another kind."""
+        for f in fields(self):  # type: ignore[arg-type]
+            kinds = [kind.strip() for kind in str(f.type).split("|")]
+            value = getattr(self, f.name)
+            if all(kind in KINDS for kind in kinds) and not any(KINDS[kind](value) for kind in kinds):
+                words = " or ".join(KIND_WORDS[kind] for kind in kinds)
+                raise ConfigError(f"{f.name} must be {words}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -111,5 +146,6 @@ class EngineConfig(Options):
             long_prefill_token_threshold=0,
             watermark=0,
         )
+        self.check_kinds()
         if self.watermark >= 1:
             raise ConfigError(f"watermark {self.watermark} would keep every block free; it must be below 1")

@@ -113,10 +113,14 @@ def _problem(slot: str, name: str, args: tuple[Any, ...], result: Any) -> str | 
         isinstance(result, torch.Tensor) and result.shape == args[0].shape[:1] and result.dtype == torch.int64
     ):
         return f"it returned {_short(result)} instead of int64 token ids of shape {list(args[0].shape[:1])}"
-    if slot == "attention" and name.startswith("paged_attention") and (
-        not isinstance(result, torch.Tensor) or result.shape != args[0].shape
+    if (
+        slot == "attention"
+        and name.startswith("paged_attention")
+        and (not isinstance(result, torch.Tensor) or result.shape != args[0].shape)
     ):
-        return f"it returned {_short(result)} instead of a tensor shaped like the query, {list(args[0].shape)}"
+        return (
+            f"it returned {_short(result)} instead of a tensor shaped like the query, {list(args[0].shape)}"
+        )
     return None
 
 

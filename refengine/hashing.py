@@ -110,7 +110,9 @@ class BlockHasher:
     ) -> None:
         """`hash_block` takes the place of the algorithm, but not of its start value."""
         function = hash_function(algorithm)
-        self._hash_block = hash_block or (lambda parent, token_ids, extra: function((parent, token_ids, extra)))
+        self._hash_block = hash_block or (
+            lambda parent, token_ids, extra: function((parent, token_ids, extra))
+        )
         self.start = start_value(algorithm, seed)
         self.block_size = block_size
         self.lookahead = lookahead

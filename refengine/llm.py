@@ -11,13 +11,15 @@ vLLM: V0 and V1 entrypoints/llm.py LLM.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from refengine.config import EngineConfig
+from refengine.config import EngineConfig, Options
 from refengine.errors import ConfigError, RequestError
+from refengine.hashing import Adapter
 from refengine.model.loader import load_model
 from refengine.model.tokenizer import load_tokenizer
 from refengine.outputs import OutputProcessor, RequestOutput
@@ -27,6 +29,21 @@ from refengine.trace.observer import Observer
 from refengine.v1.engine import EngineCore
 
 Prompt = str | Sequence[int]  # text, or token ids
+
+
+@dataclass(frozen=True)
+class RequestOptions(Options):
+    """What may be said about a request besides its prompt and its sampling."""
+
+    priority: int = 0  # smaller is served first, with policy "priority"
+    adapter: Adapter | None = None
+    cache_salt: str | None = None  # keeps its blocks apart from those of any other salt
+    report_full: bool = False  # announce reused blocks as KV events, on every lookup
+
+    def __post_init__(self) -> None:
+        self.check_kinds()
+        if self.adapter is not None and not isinstance(self.adapter, Adapter):
+            raise ConfigError(f"adapter must be an Adapter, not {self.adapter!r}")
 
 
 class LLM:
@@ -63,9 +80,8 @@ class LLM:
         If the call is interrupted, its requests are aborted and the engine stays usable.
         Raises: RequestError, ConfigError.
         """
-        is_single = _is_single(prompts)
         outputs = self._start(prompts, params, request_ids, request_options)
-        if is_single and outputs[0].error is not None:
+        if _is_single(prompts) and outputs[0].error is not None:
             raise outputs[0].error
         for _ in self._run(outputs):
             pass
@@ -84,9 +100,7 @@ class LLM:
         The same object is yielded again and grows; `new_text` is what came since it was last yielded. Leaving the loop early
         aborts what is unfinished.
         """
-        outputs = self._start(prompts, params, request_ids, request_options)
-        yield from (output for output in outputs if output.error is not None)
-        yield from self._run(outputs)
+        yield from self._run(self._start(prompts, params, request_ids, request_options))
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes. Returns: False, with nothing changed, while a request runs."""
@@ -101,20 +115,32 @@ class LLM:
     ) -> list[RequestOutput]:
         """Enters one request per prompt. A bad one gets an output with its error and touches nothing."""
         batch: Sequence[Any] = [prompts] if _is_single(prompts) else list(prompts)
-        all_params = _one_each("params", params or SamplingParams(), len(batch), SamplingParams)
-        ids = _one_each("request_ids", request_ids or self._new_ids(len(batch)), len(batch))
-        return [self._enter(*each, request_options) for each in zip(ids, batch, all_params, strict=True)]
+        all_params = _one_each("params", SamplingParams() if params is None else params, len(batch))
+        ids = _one_each(
+            "request_ids", self._new_ids(len(batch)) if request_ids is None else request_ids, len(batch)
+        )
+        options = RequestOptions(**request_options)
+        outputs: list[RequestOutput] = []
+        try:
+            for request_id, prompt, each in zip(ids, batch, all_params, strict=True):
+                outputs.append(self._enter(request_id, prompt, each, options))
+        except BaseException:  # Ctrl-C included: those already entered have nobody to step them
+            self._abort(output.request_id for output in outputs)
+            raise
+        return outputs
 
     def _new_ids(self, count: int) -> list[str]:
         return [f"request-{next(self._counter)}" for _ in range(count)]
 
     def _enter(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, options: dict[str, Any]
+        self, request_id: str, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> RequestOutput:
         text = prompt if isinstance(prompt, str) else None
         try:
             token_ids = self._encode(request_id, prompt)
-            self.engine.add_request(request_id, token_ids, params, **options)
+            if params.stop and self.tokenizer is None:
+                raise RequestError(request_id, "stop texts need a tokenizer, and the model came without one")
+            self.engine.add_request(request_id, token_ids, params, **vars(options))
         except RequestError as error:
             return RequestOutput(request_id, text, [], finish_reason="error", error=error)
         processor = OutputProcessor(request_id, text, token_ids, params, self.tokenizer)
@@ -124,10 +150,14 @@ class LLM:
     def _encode(self, request_id: str, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise RequestError(request_id, "the model came without a tokenizer, so a prompt must be token ids")
+                raise RequestError(
+                    request_id, "the model came without a tokenizer, so a prompt must be token ids"
+                )
             return self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Sequence):
-            raise RequestError(request_id, f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise RequestError(
+                request_id, f"a prompt is text or a list of token ids, not {type(prompt).__name__}"
+            )
         return list(cast(Sequence[int], prompt))
 
     def _run(self, outputs: Sequence[RequestOutput]) -> Iterator[RequestOutput]:
@@ -139,8 +169,11 @@ class LLM:
         pending = {output.request_id: output for output in outputs if not output.finished}
         shown = {request_id: (0, 0) for request_id in pending}  # tokens, characters
         try:
+            yield from (output for output in outputs if output.error is not None)
             while pending:
-                changed = [o for o in pending.values() if o.finished or len(o.token_ids) > shown[o.request_id][0]]
+                changed = [
+                    o for o in pending.values() if o.finished or len(o.token_ids) > shown[o.request_id][0]
+                ]
                 if not changed:
                     self._step()
                 for output in changed:
@@ -150,9 +183,13 @@ class LLM:
                         del pending[output.request_id]
                     yield output
         finally:
-            for request_id in pending:
-                self.engine.finish(request_id)
-                self._processors.pop(request_id, None)
+            self._abort(pending)
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests that nobody waits for any more. Mutates: the engine."""
+        for request_id in request_ids:
+            self.engine.finish(request_id)
+            self._processors.pop(request_id, None)
 
     def _step(self) -> None:
         """One engine step, its tokens turned into text. Mutates: the outputs of the requests that took part."""
@@ -164,18 +201,25 @@ class LLM:
                 del self._processors[step.request_id]
 
 
-def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is one prompt: a text, or a list that begins with a number (an empty list is no prompts)."""
-    return isinstance(prompts, str) or bool(len(prompts) and isinstance(prompts[0], int))
+def _is_single(prompts: object) -> bool:
+    """Whether this is one prompt: a text, or a list that begins with a number (an empty list is no prompts).
+
+    What is no list at all is one prompt too, and a bad one.
+    """
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+        return True
+    return bool(len(prompts) and isinstance(prompts[0], int))
 
 
-def _one_each(name: str, value: Any, count: int, single: type | None = None) -> list[Any]:
-    """`value` for each of `count` prompts. Raises: ConfigError for a list of another length."""
-    if single is not None and isinstance(value, single):
-        return [value] * count
-    values = list(value)
+def _one_each(name: str, value: Any, count: int) -> list[Any]:
+    """`value` for each of `count` prompts. Raises: ConfigError for a list of another length or kind."""
+    kind: type = SamplingParams if name == "params" else str
+    values = [value] * count if isinstance(value, SamplingParams) else list(value)
     if len(values) != count:
         raise ConfigError(f"{len(values)} {name} for {count} prompts; give one for each")
+    for each in values:
+        if not isinstance(each, kind):
+            raise ConfigError(f"{name} must be {kind.__name__}, not {type(each).__name__}")
     return values
 
 
@@ -184,7 +228,9 @@ def _check_device(device: str) -> None:
         kind = torch.device(device).type
     except RuntimeError:
         raise ConfigError(f"device {device!r} is not one that torch knows; use 'cpu' or 'cuda'") from None
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not supported; use 'cpu' or 'cuda'")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA GPU here; `refengine doctor` tells more")
-
-
+        raise ConfigError(
+            "device 'cuda' was asked for, but torch sees no CUDA GPU here; `refengine doctor` tells more"
+        )

@@ -16,7 +16,9 @@ from refengine.sampling import Logprob, SamplingParams
 
 Scores = dict[int, Logprob]  # by token id
 
-CONTEXT_TOKENS = 5  # of the prompt, shown to the decoder first: some tokenizers drop the space of a text's first word
+CONTEXT_TOKENS = (
+    5  # of the prompt, shown to the decoder first: some tokenizers drop the space of a text's first word
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ class SampledTokens:
 
     sampled: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, list[Scores]] = field(default_factory=dict)
-    prompt_logprobs: dict[str, tuple[int, list[Scores]]] = field(default_factory=dict)  # from this position on
+    prompt_logprobs: dict[str, tuple[int, list[Scores]]] = field(
+        default_factory=dict
+    )  # from this position on
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ what was expected of it, instead of showing the inside of the engine.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 from collections.abc import Callable, Mapping
@@ -39,7 +40,9 @@ STUB = 'raise NotImplementedError("ex'
 class Parts:
     """The slots. Each default is the reference, and its docstrings are the contract for whatever replaces it."""
 
-    hash_block: HashBlock | None = None  # (parent, token_ids, extra_keys) -> digest; None: the configured algorithm
+    hash_block: HashBlock | None = (
+        None  # (parent, token_ids, extra_keys) -> digest; None: the configured algorithm
+    )
     free_queue: type[FreeKVCacheBlockQueue] = FreeKVCacheBlockQueue
     block_pool: type[BlockPool] = BlockPool
     full_attention: type[FullAttentionManager] = FullAttentionManager
@@ -58,7 +61,11 @@ class Parts:
 
 
 SLOTS = tuple(f.name for f in fields(Parts))
-SUBCLASSED = {"full_attention": FullAttentionManager, "kv_cache_manager": KVCacheManager, "scheduler": Scheduler}
+SUBCLASSED = {
+    "full_attention": FullAttentionManager,
+    "kv_cache_manager": KVCacheManager,
+    "scheduler": Scheduler,
+}
 
 
 def load_parts(spec: Parts | Mapping[str, Any] | str | Path | None) -> Parts:
@@ -74,33 +81,34 @@ def load_parts(spec: Parts | Mapping[str, Any] | str | Path | None) -> Parts:
     if isinstance(spec, Mapping):
         return _fill(spec)
     if str(spec) == "mine":
-        return _fill(_passed_parts(PROGRESS))
+        return _fill(_passed_parts())
     if str(spec).endswith(".ipynb"):
         return _fill(notebook_parts(Path(spec)))
     return _fill(_by_base(_resolve(str(spec)), str(spec)))
 
 
 def notebook_parts(path: Path) -> dict[str, Any]:
-    """Runs a notebook's set-up and answer cells in order. Returns: slot -> what was written for it.
+    """Runs a notebook's set-up, answers and other definitions, in order. Returns: slot -> what was written for it.
 
-    An untouched answer is left out. Raises: PartError, ConfigError.
+    An untouched answer is left out, and so is every cell that does something else than define.
+    Raises: PartError, ConfigError.
     """
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     except FileNotFoundError:
         raise ConfigError(f"there is no notebook {path}") from None
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{path} is not a notebook") from None
     namespace: dict[str, Any] = {"__name__": path.stem}
     found: dict[str, Any] = {}
     for cell in cells:
-        role = cell["metadata"].get("refengine", {})
-        if cell["cell_type"] != "code" or not ("task" in role or "setup" in cell["metadata"].get("tags", ())):
+        if cell["cell_type"] != "code":
             continue
-        source = _python(cell["source"])
-        if STUB in source:
+        role, source = cell["metadata"].get("refengine", {}), _python("".join(cell["source"]))
+        belongs = "task" in role or "setup" in cell["metadata"].get("tags", ()) or _only_defines(source)
+        if not belongs or STUB in source:
             continue
-        _run_cell(path, role.get("task", "set-up"), source, namespace)
+        _run_cell(path, role.get("task", "a definition"), source, namespace)
         if "part" in role:
             found[role["part"]] = namespace[role["name"]]
     if not found:
@@ -108,31 +116,55 @@ def notebook_parts(path: Path) -> dict[str, Any]:
     return found
 
 
-def _python(source: str | list[str]) -> str:
-    """A cell's source without lines that only a notebook understands."""
-    lines = "".join(source).splitlines()
-    return "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
+def _python(source: str) -> str:
+    """A cell's source; if it is no Python as it stands, without the lines that only a notebook understands."""
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
+    return source
+
+
+def _only_defines(source: str) -> bool:
+    """Whether a cell holds nothing but imports, functions, classes and constants."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return False
+    defining = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return all(
+        isinstance(node, defining) or (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant))
+        for node in body
+    )
 
 
 def _run_cell(path: Path, what: str, source: str, namespace: dict[str, Any]) -> None:
     try:
-        exec(compile(source, f"{path.name}, {what}", "exec"), namespace)  # the reader's own code, at their request
+        exec(
+            compile(source, f"{path.name}, {what}", "exec"), namespace
+        )  # the reader's own code, at their request
     except Exception as error:
         raise PartError(f"the cell of {what} in {path} raised {type(error).__name__}: {error}") from error
 
 
-def _passed_parts(progress: Path) -> dict[str, Any]:
-    """Slot -> part, for every part whose exercise is recorded as passed."""
+def _passed_parts() -> dict[str, Any]:
+    """Slot -> part, for every part whose exercise is recorded as passed, here or in a folder above."""
+    root = next(
+        (folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / PROGRESS).exists()), None
+    )
+    if root is None:
+        raise ConfigError(f"no exercise has been passed yet ({PROGRESS} does not exist)")
     try:
-        tasks = json.loads(progress.read_text(encoding="utf-8"))["tasks"].values()
-    except FileNotFoundError:
-        raise ConfigError(f"no exercise has been passed yet ({progress} does not exist)") from None
-    except (ValueError, KeyError):
-        raise ConfigError(f"{progress} is damaged; `refengine check` writes it anew") from None
+        tasks = json.loads((root / PROGRESS).read_text(encoding="utf-8"))["tasks"].values()
+    except (ValueError, KeyError, AttributeError):
+        raise ConfigError(f"{PROGRESS} is damaged; `refengine check` writes it anew") from None
     passed = [task["part"] for task in tasks if task["status"] == "passed" and task.get("part")]
     if not passed:
         raise ConfigError("no exercise that builds a part has been passed yet")
-    loaded = {notebook: notebook_parts(Path(notebook)) for notebook in {part["notebook"] for part in passed}}
+    loaded = {notebook: notebook_parts(root / notebook) for notebook in {part["notebook"] for part in passed}}
+    for part in passed:
+        if part["slot"] not in loaded[part["notebook"]]:
+            raise ConfigError(f"{part['notebook']} no longer holds the part for {part['slot']!r} that passed")
     return {part["slot"]: loaded[part["notebook"]][part["slot"]] for part in passed}
 
 
@@ -140,7 +172,9 @@ def _fill(chosen: Mapping[str, Any]) -> Parts:
     filled: dict[str, Any] = {}
     for slot, part in chosen.items():
         if slot not in SLOTS:
-            raise ConfigError(f"there is no slot {slot!r} for a part{near_match(slot, SLOTS)} ({', '.join(SLOTS)})")
+            raise ConfigError(
+                f"there is no slot {slot!r} for a part{near_match(slot, SLOTS)} ({', '.join(SLOTS)})"
+            )
         part = _resolve(part) if isinstance(part, str) else part
         base = SUBCLASSED.get(slot)
         if base is not None and not (isinstance(part, type) and issubclass(part, base)):
@@ -163,7 +197,9 @@ def _attention(part: Backend | Callable[..., Any]) -> Backend:
         for name, function in operations.items()
         if function is not getattr(reference, name)
     }
-    return cast(Backend, SimpleNamespace(__name__=getattr(part, "__name__", "attention"), **(operations | mine)))
+    return cast(
+        Backend, SimpleNamespace(__name__=getattr(part, "__name__", "attention"), **(operations | mine))
+    )
 
 
 def _resolve(name: str) -> Any:
@@ -181,4 +217,6 @@ def _by_base(part: Any, name: str) -> dict[str, Any]:
         default = getattr(Parts, slot)
         if isinstance(default, type) and isinstance(part, type) and issubclass(part, default):
             return {slot: part}
-    raise ConfigError(f"say which slot {name!r} is for: parts={{slot: {name!r}}}, slot one of {', '.join(SLOTS)}")
+    raise ConfigError(
+        f"say which slot {name!r} is for: parts={{slot: {name!r}}}, slot one of {', '.join(SLOTS)}"
+    )

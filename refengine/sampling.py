@@ -7,7 +7,6 @@ vLLM: V0 model_executor/layers/sampler.py, V1 v1/sample/sampler.py and v1/sample
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refengine.config import Options
+from refengine.config import Options, is_int
 from refengine.errors import ConfigError
 
 # Dividing by a temperature this small gives infinities; it can only mean "the best one".
@@ -44,22 +43,15 @@ class SamplingParams(Options):
     prompt_logprobs: int | None = None  # the same for every prompt token
 
     def __post_init__(self) -> None:
-        self.at_least(temperature=0, top_k=0, top_p=0, max_tokens=1, logprobs=0, prompt_logprobs=0)
-        if self.temperature is None or not math.isfinite(self.temperature):
-            raise ConfigError(f"temperature must be a finite number, not {self.temperature!r}")
-        if self.top_p is None or not 0 < self.top_p <= 1:
+        self.at_least(temperature=0, top_k=0, max_tokens=1, logprobs=0, prompt_logprobs=0)
+        self.check_kinds()
+        if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
-        for name in ("top_k", "max_tokens", "seed", "logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if not _is_int(value) and (value is not None or name in ("top_k", "max_tokens")):
-                raise ConfigError(f"{name} must be a whole number, not {value!r}")
-        if not isinstance(self.ignore_eos, bool):
-            raise ConfigError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
         stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple(self.stop)
         if stop is None or not all(isinstance(text, str) and text for text in stop):
             raise ConfigError(f"stop must be texts of at least one character, not {self.stop!r}")
         stop_token_ids = _as_tuple(self.stop_token_ids)
-        if stop_token_ids is None or not all(_is_int(token) and token >= 0 for token in stop_token_ids):
+        if stop_token_ids is None or not all(is_int(token) and token >= 0 for token in stop_token_ids):
             raise ConfigError(f"stop_token_ids must be token ids, not {self.stop_token_ids!r}")
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
@@ -169,7 +161,9 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_best: int) -> list[dic
     rows = []
     for i, token in enumerate(token_ids.tolist()):
         row = {token: Logprob(float(chosen[i, 0]), int(ranks[i]))}
-        for place, (t, value) in enumerate(zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)):
+        for place, (t, value) in enumerate(
+            zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)
+        ):
             row.setdefault(t, Logprob(value, place + 1))
         rows.append(row)
     return rows
@@ -181,7 +175,3 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 
 def _as_tuple(values: object) -> tuple[Any, ...] | None:
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -68,7 +68,9 @@ def run_bench(against: str, rounds: int, new_tokens: int, json_file: Path | None
         task = progress.add_task("measuring", total=len(workloads) * (rounds + 1))
         for workload in workloads:
             results.append(_measure(workload, ours, theirs, rounds, lambda: progress.advance(task)))
-    table = Table(title=f"CPU time against {against}, one thread, fastest of {rounds} rounds", title_justify="left")
+    table = Table(
+        title=f"CPU time against {against}, one thread, fastest of {rounds} rounds", title_justify="left"
+    )
     for name in ("workload", "ours", against, "speed of ours"):
         table.add_column(name, justify="left" if name == "workload" else "right")
     for r in results:
@@ -79,7 +81,9 @@ def run_bench(against: str, rounds: int, new_tokens: int, json_file: Path | None
         json_file.write_text(json.dumps([asdict(r) | {"ratio": r.ratio} for r in results], indent=1) + "\n")
 
 
-def _measure(workload: Workload, ours: Generate, theirs: Generate, rounds: int, advance: Callable[[], None]) -> Result:
+def _measure(
+    workload: Workload, ours: Generate, theirs: Generate, rounds: int, advance: Callable[[], None]
+) -> Result:
     """One round to check and warm up, then `rounds` timed ones, turn by turn."""
     if ours(workload.prompts, workload.new_tokens) != theirs(workload.prompts, workload.new_tokens):
         raise ConfigError(f"the engines disagree on {workload.name}; there is nothing to compare")

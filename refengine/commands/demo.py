@@ -22,6 +22,8 @@ from refengine.model.corpus import World, world
 from refengine.sampling import SamplingParams
 from refengine.trace.record import Recorder, RequestSummary
 
+NUM_BLOCKS = 256  # enough for the demo, and few enough for its pictures and for parts under guard
+
 
 @dataclass(frozen=True)
 class DemoOptions:
@@ -35,6 +37,7 @@ class DemoOptions:
     block_size: int = 16
     corrupt: bool = False
     json_file: Path | None = None
+    parts: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Run:
     answers: list[Answer]
     recorder: Recorder
     hit_rate: float
+    parts: dict[str, str]  # slot -> name, of parts that are not ours
 
     @property
     def second_wave_seconds(self) -> float:
@@ -77,6 +81,10 @@ def run_demo(options: DemoOptions, console: Console) -> None:
         on = _run(options, drawn, caching=True, advance=lambda: progress.advance(task))
     console.print(f"[bold]The text[/bold] that all prompts begin with:\n{drawn.context}\n")
     console.print(_table(on))
+    if on.parts:
+        console.print(
+            "Parts that are yours: " + ", ".join(f"{slot} ({name})" for slot, name in on.parts.items()) + "."
+        )
     _print_sums(on, off, options, console)
     if options.json_file is not None:
         on.recorder.record.save(options.json_file)
@@ -92,6 +100,8 @@ def _run(options: DemoOptions, drawn: World, caching: bool, advance: Callable[[]
         block_size=options.block_size,
         enable_prefix_caching=caching,
         observer=recorder,
+        parts=options.parts,
+        num_blocks=NUM_BLOCKS,
     )
     questions = drawn.questions[: options.questions]
     params = SamplingParams(max_tokens=24, stop="\n")
@@ -108,13 +118,20 @@ def _run(options: DemoOptions, drawn: World, caching: bool, advance: Callable[[]
         summaries = {s.request_id: s for s in recorder.record.requests()}
         for request_id, question in zip(ids, wave, strict=True):
             summary = summaries[request_id]
-            ended = recorder.steps[summary.first_token_step].ended if summary.first_token_step is not None else None
+            ended = (
+                recorder.steps[summary.first_token_step].ended
+                if summary.first_token_step is not None
+                else None
+            )
             answers.append(
-                Answer(question.question, finished[request_id], question.answer, summary, ended and ended - began)
+                Answer(
+                    question.question, finished[request_id], question.answer, summary, ended and ended - began
+                )
             )
         if options.corrupt and caching:
             _shift_cached_values(llm)
-    return Run(answers, recorder, llm.engine.kv_cache_manager.stats.hit_rate)
+    hit_rate = llm.engine.kv_cache_manager.stats.hit_rate
+    return Run(answers, recorder, hit_rate, llm.engine.parts.replaced())
 
 
 def _shift_cached_values(llm: LLM) -> None:

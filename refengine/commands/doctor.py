@@ -55,9 +55,15 @@ def run_doctor(console: Console) -> int:
         table.add_row(finding.what, f"[red]{found}[/red]" if finding.is_fault else found)
     console.print(table)
     faults = [finding.what for finding in findings if finding.is_fault]
-    device = "the GPU is there for kernels" if torch.cuda.is_available() else "on the CPU; nothing here needs a GPU"
+    device = (
+        "the GPU is there for kernels"
+        if torch.cuda.is_available()
+        else "on the CPU; nothing here needs a GPU"
+    )
     console.print(
-        escape(f"Not ready: {', '.join(faults)}. `pip install -e '.[lab,dev]'` in this folder installs what is missing.")
+        escape(
+            f"Not ready: {', '.join(faults)}. `pip install -e '.[lab,dev]'` in this folder installs what is missing."
+        )
         if faults
         else f"Ready: the engine runs {device}."
     )
@@ -83,7 +89,9 @@ def _kernels() -> Finding:
     """Hugging Face has a package of the same name, for which `transformers` looks; ours must be the one found."""
     kernels = importlib.import_module("kernels")
     if not hasattr(kernels, "paged_attention"):
-        return Finding("kernels", f"another package of this name comes first: {kernels.__file__}", is_fault=True)
+        return Finding(
+            "kernels", f"another package of this name comes first: {kernels.__file__}", is_fault=True
+        )
     try:
         other = importlib.metadata.version("kernels")
     except importlib.metadata.PackageNotFoundError:
@@ -96,7 +104,9 @@ def _tiny_model() -> Finding:
     from refengine.sampling import SamplingParams
 
     try:
-        (output,) = LLM("tiny").generate(["Q: What is a KV block?\nA:"], SamplingParams(max_tokens=32, stop="\n"))
+        (output,) = LLM("tiny").generate(
+            ["Q: What is a KV block?\nA:"], SamplingParams(max_tokens=32, stop="\n")
+        )
     except Exception as error:  # whatever it is, the verdict must name it
         return Finding("tiny model", f"{type(error).__name__}: {error}", is_fault=True)
     return Finding("tiny model", f"says {output.text.strip()!r}")

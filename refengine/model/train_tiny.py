@@ -4,17 +4,15 @@
     python -m refengine.model.train_tiny --out DIR --minutes 40 --resume DIR    # after an interruption
 
 The model must learn one thing: to find in its context the fact that a question is about, and to repeat it.
-That takes two heads in a row (an induction circuit): one that tells each token what stood before it, and one
-that searches for the place where the same words stood before. Small networks find it late and suddenly. What
-makes it quick here:
+That takes two heads in a row (an induction circuit): one tells each token what stood before it, the other
+searches for the place where the same words stood before. Small networks find it late. What helps:
 
 * the answer repeats the words of the fact, so the same n-gram leads to the value in both places;
 * two heads of layer 0 begin as what they would have to become: heads that look one and two tokens back;
 * many questions about a world are asked in one row, and answers count twenty times as much as the rest;
 * worlds are small at first and grow.
 
-Writes a Hugging Face Qwen3 directory (config.json, model.safetensors in bfloat16, tokenizer.json) with
-training_log.txt, anew at every checkpoint, and checkpoint.pt to resume from.
+Writes a Hugging Face Qwen3 directory, training_log.txt, and checkpoint.pt to resume from.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from refengine.model.config import ModelConfig
 from refengine.model.corpus import World, document, pieces, with_glossary, world
@@ -42,7 +41,6 @@ SEED = 1  # evaluate_tiny draws its worlds from another one
 SHAPE = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
-    "hidden_act": "silu",
     "hidden_size": 192,
     "intermediate_size": 512,
     "num_hidden_layers": 3,
@@ -52,7 +50,6 @@ SHAPE = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000.0,
-    "attention_bias": False,
     "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
@@ -63,7 +60,7 @@ TOKENS_PER_STEP = 2048
 PROMPT_WEIGHT = 0.05  # in the loss, of every token that is not part of an answer; those count 1
 GROWTH = ((0.0, 3), (0.15, 6), (0.3, 10), (0.45, 14))  # (from this share of the time, at most so many facts)
 MAX_QUESTIONS = 8  # in a row; with 14 facts that makes about 350 tokens
-CHECKPOINT_SECONDS = 120
+STEPS_PER_CHECKPOINT = 500
 
 
 def train_tokenizer() -> Tokenizer:
@@ -129,8 +126,7 @@ class Reader:
     """Draws documents and makes batches of them. Encoded sentences are kept: there are only so many."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str) -> None:
-        self.tokenizer = tokenizer
-        self.rng = random.Random(seed)
+        self.tokenizer, self.rng = tokenizer, random.Random(seed)
         self.known: dict[str, list[int]] = {}
 
     def batch(self, max_facts: int) -> tuple[Tensor, Tensor]:
@@ -144,11 +140,8 @@ class Reader:
         while max(len(ids) for ids, _ in rows) * len(rows) <= TOKENS_PER_STEP:
             rows.append(self.row(num_facts))
         rows = rows[:-1] or rows
-        width = max(len(ids) for ids, _ in rows)
-        tokens, weights = torch.zeros(len(rows), width, dtype=torch.int64), torch.zeros(len(rows), width)
-        for i, (ids, importance) in enumerate(rows):
-            tokens[i, : len(ids)] = torch.tensor(ids)
-            weights[i, : len(ids)] = torch.tensor(importance)
+        tokens = pad_sequence([torch.tensor(ids) for ids, _ in rows], batch_first=True)
+        weights = pad_sequence([torch.tensor(importance) for _, importance in rows], batch_first=True)
         return tokens, weights
 
     def row(self, num_facts: int) -> tuple[list[int], list[float]]:
@@ -177,10 +170,7 @@ class Reader:
 
 
 def attend_rows(num_rows: int) -> Attend:
-    """Plain causal attention within each row, with no cache and no blocks.
-
-    The decoder's flat `[rows * width, heads, head_dim]` is seen as `[rows, heads, width, head_dim]` inside.
-    """
+    """Plain causal attention within each row of the flat `[rows * width, heads, head_dim]`; no cache."""
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         q, k, v = (x.view(num_rows, -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
@@ -202,9 +192,9 @@ def answer_loss(decoder: Decoder, tokens: Tensor, weights: Tensor) -> tuple[Tens
     return loss, losses.detach()[importance == 1.0].mean().item()
 
 
-def learning_rate(step: int, progress: float) -> float:
-    """Linear warm-up, then half a cosine down to 3 %. `progress`: share of the time that is over."""
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+def learning_rate(step: int, share: float) -> float:
+    """Linear warm-up, then half a cosine down to 3 %. `share`: of the time that is over."""
+    cosine = 0.5 * (1 + math.cos(math.pi * share))
     return LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * (0.03 + 0.97 * cosine)
 
 
@@ -235,18 +225,16 @@ class Trainer:
         """Trains until the minutes are over, on the wall clock, all resumed runs counted together."""
         now = self.progress
         reader = Reader(self.tokenizer, f"{SEED}, from step {now['step']}")
-        start = saved = time.monotonic()
-        start -= now["seconds"]
+        start = time.monotonic() - now["seconds"]
         while (share := now["seconds"] / (60 * self.minutes)) < 1:
             tokens, weights = reader.batch([facts for since, facts in GROWTH if since <= share][-1])
             self.update(tokens, weights, share)
             now["seconds"] = time.monotonic() - start
             if now["step"] % 100 == 0:
-                minutes, millions = now["seconds"] / 60, now["tokens"] / 1e6
-                self.say(f"{minutes:5.1f} min {now['step']:6} steps {millions:6.2f}M tokens, loss {now['loss']:.4f}")
-            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                minutes, millions, loss = now["seconds"] / 60, now["tokens"] / 1e6, now["loss"]
+                self.say(f"{minutes:5.1f} min {now['step']:6} steps {millions:6.2f}M tokens, loss {loss:.4f}")
+            if now["step"] % STEPS_PER_CHECKPOINT == 0:
                 self.checkpoint()
-                saved = time.monotonic()
         self.checkpoint()
 
     def update(self, tokens: Tensor, weights: Tensor, share: float) -> None:

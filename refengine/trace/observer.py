@@ -34,7 +34,9 @@ class PoolSnapshot:
 class Observer(Protocol):
     """Whoever wants to know. An engine without an observer pays one comparison with None per mark."""
 
-    def attach(self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]) -> None:
+    def attach(
+        self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]
+    ) -> None:
         """An engine begins to report. `snapshot` looks at its blocks and may be called at any time."""
 
     def begin_step(self) -> None:

@@ -64,7 +64,9 @@ class Recorder:
         self.start = PoolSnapshot([], [], {})
         self.steps: list[Step] = []
 
-    def attach(self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]) -> None:
+    def attach(
+        self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]
+    ) -> None:
         self.engine, self.num_blocks, self.block_size = engine, num_blocks, block_size
         self._snapshot = snapshot
         self.start = snapshot()
@@ -131,7 +133,9 @@ class Record:
 
     def save(self, path: str | Path) -> None:
         """Writes the record as JSON. Mutates: the file."""
-        Path(path).write_text(json.dumps({"schema": SCHEMA} | asdict(self), indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(
+            json.dumps({"schema": SCHEMA} | asdict(self), indent=1) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
@@ -145,5 +149,7 @@ class Record:
 
 
 def _step(raw: dict[str, Any]) -> Step:
-    marks = [Mark(**(mark | {"pool": mark["pool"] and PoolSnapshot(**mark["pool"])})) for mark in raw["marks"]]
+    marks = [
+        Mark(**(mark | {"pool": mark["pool"] and PoolSnapshot(**mark["pool"])})) for mark in raw["marks"]
+    ]
     return Step(**(raw | {"marks": marks, "pool": PoolSnapshot(**raw["pool"])}))

@@ -36,7 +36,9 @@ class NaiveBlockAllocator:
         """An empty block after `prev`. Mutates: free list. Raises: NoFreeBlocksError."""
         return Block(prev, self.block_size, self._take_id(), extra)
 
-    def allocate_immutable_block(self, prev: Block | None, token_ids: Sequence[int], extra: Any = None) -> Block:
+    def allocate_immutable_block(
+        self, prev: Block | None, token_ids: Sequence[int], extra: Any = None
+    ) -> Block:
         """A full block with these tokens. Mutates: free list. Raises: NoFreeBlocksError."""
         block = self.allocate_mutable_block(prev, extra)
         block.token_ids.extend(token_ids)
@@ -103,9 +105,11 @@ class NaiveBlockAllocator:
         """Nothing is cached, so no time matters."""
 
     def find_cached_blocks_prefix(self, hashes: Sequence[ContentHash]) -> int:
+        """How many leading blocks can be found: none."""
         return 0
 
     def reset_prefix_cache(self) -> bool:
+        """There is nothing to forget. Returns: True."""
         return True
 
     @property
@@ -130,7 +134,9 @@ class NaiveBlockAllocator:
             raise IntegrityError(f"the free list names a block twice: {listed}")
         for block_id, count in self.ref_counts.items():
             if (count == 0) != (block_id in listed):
-                raise IntegrityError(f"block {block_id} has {count} users, in the free list: {block_id in listed}")
+                raise IntegrityError(
+                    f"block {block_id} has {count} users, in the free list: {block_id in listed}"
+                )
 
     # -- ids ------------------------------------------------------------------------------------------------
 

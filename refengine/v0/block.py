@@ -24,7 +24,9 @@ def content_hash(parent: ContentHash | None, token_ids: Sequence[int], extra: An
 class Block:
     """`block_id` is None while the block has no memory. `extra` is what else its K/V depend on: the adapter."""
 
-    def __init__(self, prev: Block | None, block_size: int, block_id: int | None = None, extra: Any = None) -> None:
+    def __init__(
+        self, prev: Block | None, block_size: int, block_id: int | None = None, extra: Any = None
+    ) -> None:
         self.prev = prev
         self.block_size = block_size
         self.block_id = block_id

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence as SequenceOf
-from os.path import commonprefix
 
 from refengine.v0.block import Block
 from refengine.v0.block_table import BlockTable
@@ -49,7 +48,9 @@ class BlockManager:
         # The window may begin in the middle of a block, and the newest token may start a new one.
         self.window_blocks = None if sliding_window is None else sliding_window // block_size + 2
         self.watermark_blocks = int(watermark * num_gpu_blocks)
-        self.allocator = CpuGpuBlockAllocator(num_gpu_blocks, num_cpu_blocks, block_size, enable_caching, faithful)
+        self.allocator = CpuGpuBlockAllocator(
+            num_gpu_blocks, num_cpu_blocks, block_size, enable_caching, faithful
+        )
         self.tables: dict[int, BlockTable] = {}
         self.computed = ComputedBlocksTracker(self.allocator.gpu, block_size, enable_caching, faithful)
         self.accessed = LastAccessTracker()
@@ -91,10 +92,11 @@ class BlockManager:
         if not self.enable_caching:
             return []
         heads = [
-            self.tables[seq.seq_id].block_ids[: self.get_num_cached_tokens(seq) // self.block_size] for seq in seqs
+            self.tables[seq.seq_id].block_ids[: self.get_num_cached_tokens(seq) // self.block_size]
+            for seq in seqs
         ]
         found = [head for head in heads if head]
-        return list(commonprefix(found)) if found else []  # type: ignore[type-var]
+        return _common_head(found) if found else []
 
     def mark_blocks_as_computed(self, seq: Sequence, token_chunk_size: int) -> None:
         """The step that was just scheduled computes `token_chunk_size` more tokens of the sequence.
@@ -121,7 +123,9 @@ class BlockManager:
         touched = 0
         for seq in group.get_seqs(SequenceStatus.RUNNING):
             table = self.tables[seq.seq_id]
-            touched += table.num_blocks_touched_by_append(len(table.unseen(seq.token_ids)) + num_lookahead_slots)
+            touched += table.num_blocks_touched_by_append(
+                len(table.unseen(seq.token_ids)) + num_lookahead_slots
+            )
         return touched <= self.allocator.gpu.num_free_blocks
 
     def append_slots(self, seq: Sequence, num_lookahead_slots: int = 0) -> list[tuple[int, int]]:
@@ -170,7 +174,9 @@ class BlockManager:
         touched, blocks = 0, list[Block]()
         for seq in group.get_seqs(status):
             table = self.tables[seq.seq_id]
-            touched += table.num_blocks_touched_by_append(len(table.unseen(seq.token_ids)) + num_lookahead_slots)
+            touched += table.num_blocks_touched_by_append(
+                len(table.unseen(seq.token_ids)) + num_lookahead_slots
+            )
             blocks += table.blocks
         touched += destination.get_num_full_blocks_touched(blocks)
         if not self.faithful:
@@ -197,7 +203,11 @@ class BlockManager:
             return
         table = self.tables[seq.seq_id]
         if self.enable_caching:
-            on = self.allocator.gpu if self.faithful or not table.blocks else self.allocator.of(table.blocks[0])
+            on = (
+                self.allocator.gpu
+                if self.faithful or not table.blocks
+                else self.allocator.of(table.blocks[0])
+            )
             self.accessed.stamp_blocks(seq, table.block_ids, on)
             self.accessed.remove(seq)
         self.computed.remove(seq)
@@ -227,3 +237,11 @@ class BlockManager:
     def _enter(self, seq: Sequence, table: BlockTable) -> None:
         self.tables[seq.seq_id] = table
         self.accessed.add(seq)
+
+
+def _common_head(lists: SequenceOf[list[int]]) -> list[int]:
+    """The longest list that all of `lists` begin with."""
+    length = 0
+    while all(length < len(each) and each[length] == lists[0][length] for each in lists):
+        length += 1
+    return lists[0][:length]

@@ -37,7 +37,9 @@ class LRUEvictor:
     def __len__(self) -> int:
         return len(self.blocks)
 
-    def add(self, block_id: int, content_hash: ContentHash, num_hashed_tokens: int, last_accessed: float) -> None:
+    def add(
+        self, block_id: int, content_hash: ContentHash, num_hashed_tokens: int, last_accessed: float
+    ) -> None:
         """Enters a block that lost its last user. Mutates: the evictor."""
         self.blocks[block_id] = BlockMetaData(content_hash, num_hashed_tokens, last_accessed)
         self._push(block_id)

@@ -205,11 +205,17 @@ class ModelInputBuilder:
             return seq.block_table
         if seq.is_prompt and not self.chunked_prefill:
             return []
-        return seq.block_table[-seq.curr_sliding_window_block :] if seq.curr_sliding_window_block else seq.block_table
+        return (
+            seq.block_table[-seq.curr_sliding_window_block :]
+            if seq.curr_sliding_window_block
+            else seq.block_table
+        )
 
     def _slots(self, seq: SequenceInput) -> list[int]:
         start = slot_mapping_start(seq.is_prompt, seq.query_len, self.sliding_window)
-        return compute_slot_mapping(seq.block_table, self.block_size, seq.context_len, seq.orig_seq_len, start)
+        return compute_slot_mapping(
+            seq.block_table, self.block_size, seq.context_len, seq.orig_seq_len, start
+        )
 
     def _check(self, seq: SequenceInput) -> None:
         """Raises ValueError for a sequence that no tensor can be made of."""
@@ -232,7 +238,9 @@ def compute_slot_mapping(
     Slots begin at `context_len`, so tokens that were skipped are not written again.
     """
     return [
-        block_table[position // block_size] * block_size + position % block_size if position >= start else PAD_SLOT_ID
+        block_table[position // block_size] * block_size + position % block_size
+        if position >= start
+        else PAD_SLOT_ID
         for position in range(context_len, seq_len)
     ]
 

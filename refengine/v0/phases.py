@@ -22,7 +22,11 @@ class SchedulerPhases:
     """`waiting`, `running` and `swapped`, each served from its left end."""
 
     def __init__(
-        self, config: EngineConfig, block_manager: BlockManager, max_model_len: int, observer: Observer | None = None
+        self,
+        config: EngineConfig,
+        block_manager: BlockManager,
+        max_model_len: int,
+        observer: Observer | None = None,
     ) -> None:
         self.config = config
         self.block_manager = block_manager
@@ -56,7 +60,11 @@ class SchedulerPhases:
                 continue
             seats = group.max_num_running_seqs
             if status is AllocStatus.LATER or uncached == 0 or not budget.can_schedule(uncached, seats):
-                reason = "not enough free blocks" if status is AllocStatus.LATER else "not enough token budget or seats"
+                reason = (
+                    "not enough free blocks"
+                    if status is AllocStatus.LATER
+                    else "not enough token budget or seats"
+                )
                 self._mark("admit", group, admitted=False, reason=reason)
                 break
             self._admit(self.waiting.popleft())
@@ -189,7 +197,11 @@ class SchedulerPhases:
     # -- counting -------------------------------------------------------------------------------------------
 
     def _num_new_tokens(
-        self, group: SequenceGroup, status: SequenceStatus, budget: SchedulingBudget, partial: PartialPrefills | None
+        self,
+        group: SequenceGroup,
+        status: SequenceStatus,
+        budget: SchedulingBudget,
+        partial: PartialPrefills | None,
     ) -> tuple[int, int]:
         """Tokens the group would compute in this step, and tokens it would find in the cache.
 

@@ -45,7 +45,9 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
 
     # -- blocks of a sequence -------------------------------------------------------------------------------
 
-    def allocate_immutable_block(self, prev: Block | None, token_ids: Sequence[int], extra: Any = None) -> Block:
+    def allocate_immutable_block(
+        self, prev: Block | None, token_ids: Sequence[int], extra: Any = None
+    ) -> Block:
         """A full block with these tokens: the cached one if there is one, else a new one that is cached from now on.
 
         Mutates: as the case may be, counts, evictor, free list, cache. Raises: NoFreeBlocksError.
@@ -127,7 +129,8 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
     def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
         """Blocks that swapping these in would take: not cached here, or cached and free, and so to be taken out."""
         return sum(
-            block.is_full and (block.content_hash not in self.cached or self.cached[block.content_hash] in self.evictor)
+            block.is_full
+            and (block.content_hash not in self.cached or self.cached[block.content_hash] in self.evictor)
             for block in blocks
         )
 
@@ -144,9 +147,13 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         for block_id, count in self.ref_counts.items():
             places = (count > 0, block_id in listed, block_id in self.evictor)
             if sum(places) != 1:
-                raise IntegrityError(f"block {block_id}: used, listed, evictable is {places}; one of them must hold")
+                raise IntegrityError(
+                    f"block {block_id}: used, listed, evictable is {places}; one of them must hold"
+                )
             if (block_id in self.trackers) != (count > 0):
-                raise IntegrityError(f"block {block_id} has {count} users, tracked: {block_id in self.trackers}")
+                raise IntegrityError(
+                    f"block {block_id} has {count} users, tracked: {block_id in self.trackers}"
+                )
         if len(set(self.cached.values())) != len(self.cached):
             raise IntegrityError("two hashes lead to one block")
 

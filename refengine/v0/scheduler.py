@@ -33,7 +33,11 @@ class Scheduler(SchedulerPhases):
 
     def schedule(self, now: float) -> tuple[list[SequenceGroupMetadata], SchedulerOutputs]:
         """Decides the next step. Mutates: queues, blocks, and what the block manager remembers."""
-        out = self._schedule_chunked_prefill() if self.config.enable_chunked_prefill else self._schedule_default()
+        out = (
+            self._schedule_chunked_prefill()
+            if self.config.enable_chunked_prefill
+            else self._schedule_default()
+        )
         metadata = [self._metadata(scheduled, now) for scheduled in out.scheduled]
         # From here on the step is certain to run before the next one is scheduled.
         for scheduled in out.scheduled:
@@ -79,7 +83,11 @@ class Scheduler(SchedulerPhases):
             new.prefills,
         ):
             self.running.extend(each.group for each in scheduled)
-        prefills = [*new.prefills, *running.prefills, *swapped.prefills]  # the attention kernels want prompts first
+        prefills = [
+            *new.prefills,
+            *running.prefills,
+            *swapped.prefills,
+        ]  # the attention kernels want prompts first
         out.scheduled = [*prefills, *running.decodes, *swapped.decodes]
         return self._finish(out, budget, len(prefills), running)
 
@@ -118,7 +126,9 @@ class Scheduler(SchedulerPhases):
                 mode = self._preempt(victim, out)
                 if mode == "SWAP" and self.config.mode == "faithful":
                     del out.blocks_to_swap_out[orders:]
-                (self.swapped if mode == "SWAP" and self.config.mode == "fixed" else self.waiting).appendleft(victim)
+                (self.swapped if mode == "SWAP" and self.config.mode == "fixed" else self.waiting).appendleft(
+                    victim
+                )
             self.waiting.appendleft(head)
         self.waiting = deque(sorted(self.waiting, key=_priority))
         self.running = running
@@ -135,7 +145,8 @@ class Scheduler(SchedulerPhases):
         return SequenceGroupMetadata(
             request_id=group.request_id,
             is_prompt=group.is_prefill,
-            do_sample=not group.is_prefill or first.num_computed_tokens + scheduled.token_chunk_size >= len(first),
+            do_sample=not group.is_prefill
+            or first.num_computed_tokens + scheduled.token_chunk_size >= len(first),
             token_chunk_size=scheduled.token_chunk_size,
             token_ids={seq.seq_id: list(seq.token_ids) for seq in seqs},
             num_prompt_tokens=first.num_prompt_tokens,
@@ -172,4 +183,6 @@ def _priority(group: SequenceGroup) -> tuple[int, float]:
 
 def _finishing_first(prefills: list[ScheduledGroup]) -> list[ScheduledGroup]:
     """Prompts whose last chunk this is go ahead: next time they decode, and decodes go first."""
-    return sorted(prefills, key=lambda each: each.group.first_seq.num_uncomputed_tokens != each.token_chunk_size)
+    return sorted(
+        prefills, key=lambda each: each.group.first_seq.num_uncomputed_tokens != each.token_chunk_size
+    )

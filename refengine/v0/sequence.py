@@ -39,7 +39,9 @@ class SequenceStage(enum.Enum):
 class Sequence:
     """One sequence of tokens. `token_ids` is prompt and output together, and grows."""
 
-    def __init__(self, seq_id: int, prompt_token_ids: SequenceOf[int], adapter: Adapter | None = None) -> None:
+    def __init__(
+        self, seq_id: int, prompt_token_ids: SequenceOf[int], adapter: Adapter | None = None
+    ) -> None:
         self.seq_id = seq_id
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)

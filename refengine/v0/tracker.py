@@ -18,7 +18,9 @@ from refengine.v0.sequence import Sequence, SequenceStatus
 class ComputedBlocksTracker:
     """Cached tokens by sequence id. `faithful`: with vLLM 0.7.3's defect, see `get_num_cached_tokens`."""
 
-    def __init__(self, allocator: NaiveBlockAllocator, block_size: int, enable_caching: bool, faithful: bool) -> None:
+    def __init__(
+        self, allocator: NaiveBlockAllocator, block_size: int, enable_caching: bool, faithful: bool
+    ) -> None:
         self.allocator = allocator
         self.block_size = block_size
         self.enable_caching = enable_caching

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import Backend, backend_for
-from refengine.attention import causal_attention
+from kernels import Backend
+from refengine.attention import causal_attention, choose_backend
 from refengine.kv_cache import KVCache
 from refengine.model.decoder import Decoder
 from refengine.outputs import SampledTokens
@@ -96,7 +96,7 @@ class Worker:
         self.builder = builder
         self.chunked_prefill = chunked_prefill
         self.device = model.embed_tokens.weight.device
-        self.backend = backend_for(self.device, backend) if backend is None or isinstance(backend, str) else backend
+        self.backend = choose_backend(self.device, backend)
         self.sampler = sampler
         self.observer = observer
 
@@ -105,7 +105,9 @@ class Worker:
         self, metadata: Sequence[SequenceGroupMetadata], out: SchedulerOutputs, virtual_engine: int = 0
     ) -> SampledTokens:
         """Runs one step. Mutates: the KV caches. Raises: RequestError naming the request that cannot be built."""
-        builder = self.builder(self.gpu_caches[virtual_engine].block_size, chunked_prefill=self.chunked_prefill)
+        builder = self.builder(
+            self.gpu_caches[virtual_engine].block_size, chunked_prefill=self.chunked_prefill
+        )
         for group in metadata:
             builder.add_seq_group(group)
         self._move_blocks(out, virtual_engine)

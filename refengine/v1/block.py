@@ -119,4 +119,6 @@ def check_queue(queue: FreeKVCacheBlockQueue) -> None:
             raise IntegrityError(f"the free queue lists block {block.block_id} twice")
         ids[block.block_id] = None
     if len(ids) != queue.num_free_blocks:
-        raise IntegrityError(f"the free queue counts {queue.num_free_blocks} blocks, but {len(ids)} are in it")
+        raise IntegrityError(
+            f"the free queue counts {queue.num_free_blocks} blocks, but {len(ids)} are in it"
+        )

@@ -106,7 +106,12 @@ class BlockPool:
         return found
 
     def cache_full_blocks(
-        self, request: Request, blocks: Sequence[KVCacheBlock], num_cached: int, num_full: int, group: GroupSpec
+        self,
+        request: Request,
+        blocks: Sequence[KVCacheBlock],
+        num_cached: int,
+        num_full: int,
+        group: GroupSpec,
     ) -> None:
         """Publishes blocks `num_cached` to `num_full` of the request's table: from now on they can be found.
 
@@ -120,7 +125,9 @@ class BlockPool:
             if block.is_null:
                 continue
             if block.block_hash is not None:
-                raise IntegrityError(f"block {block.block_id} is published twice, by {request.request_id!r} now")
+                raise IntegrityError(
+                    f"block {block.block_id} is published twice, by {request.request_id!r} now"
+                )
             block.block_hash = block_key(request.block_hashes[position], group.group_id)
             self._index.setdefault(block.block_hash, {})[block.block_id] = block
             published.append(position)
@@ -135,7 +142,12 @@ class BlockPool:
             )
 
     def announce(
-        self, request: Request, first: int, last: int, group: GroupSpec, published: Sequence[int] | None = None
+        self,
+        request: Request,
+        first: int,
+        last: int,
+        group: GroupSpec,
+        published: Sequence[int] | None = None,
     ) -> None:
         """Emits one stored event for blocks `first` to `last` of the request, if events are on.
 
@@ -233,7 +245,9 @@ def check_pool(pool: BlockPool) -> None:
     for block in pool.blocks:
         if not block.is_null and (block.ref_count == 0) != (block.block_id in listed):
             where = "in" if block.block_id in listed else "not in"
-            raise IntegrityError(f"block {block.block_id} has {block.ref_count} users and is {where} the free queue")
+            raise IntegrityError(
+                f"block {block.block_id} has {block.ref_count} users and is {where} the free queue"
+            )
         if block.block_hash is not None:
             block_hash, group_id = block.block_hash[:-GROUP_ID_BYTES], block.block_hash[-GROUP_ID_BYTES:]
             found = pool.get_cached_block(block_hash, [int.from_bytes(group_id, "big")])

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from refengine.config import EngineConfig
-from refengine.errors import ConfigError, IntegrityError, PartError, RequestError
+from refengine.errors import IntegrityError, PartError, RequestError
 from refengine.hashing import Adapter, BlockHasher
 from refengine.kv_cache import KVCache, blocks_that_fit
+from refengine.limits import RequestLimits, max_model_len
 from refengine.model.decoder import Decoder
 from refengine.outputs import SampledTokens, StepOutput
 from refengine.parts import Parts
 from refengine.sampling import SamplingParams
 from refengine.trace.observer import Observer
 from refengine.v1.events import KVCacheEvent
-from refengine.v1.groups.base import num_blocks_for
 from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
 from refengine.v1.input_batch import InputBatch
 from refengine.v1.model_runner import ModelRunner
@@ -42,16 +42,20 @@ class EngineCore:
     ) -> None:
         """Raises: ConfigError if the options do not fit the model or one another."""
         self.config = config
-        self.vocab_size = model.config.vocab_size
-        self.max_model_len = _max_model_len(config, model)
+        self.max_model_len = max_model_len(config, model.config)
         self.observer = observer
         self.parts = parts = parts or Parts()
         dtype, device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
         self.num_blocks = config.num_blocks or blocks_that_fit(
             config.kv_cache_bytes, model.config, config.block_size, dtype
         )
+        self.limits = RequestLimits(
+            model.config.vocab_size, self.max_model_len, config.block_size, self.num_blocks - 1
+        )
         self.hasher = (
-            BlockHasher(config.hash_algorithm, config.block_size, config.hash_seed, hash_block=parts.hash_block)
+            BlockHasher(
+                config.hash_algorithm, config.block_size, config.hash_seed, hash_block=parts.hash_block
+            )
             if config.enable_prefix_caching
             else None
         )
@@ -66,7 +70,9 @@ class EngineCore:
             make_block_pool=partial(parts.block_pool, make_free_queue=parts.free_queue),
             managers={FULL_ATTENTION: parts.full_attention},
         )
-        self.scheduler = parts.scheduler(config, self.kv_cache_manager, self.max_model_len, eos_token_ids, observer)
+        self.scheduler = parts.scheduler(
+            config, self.kv_cache_manager, self.max_model_len, eos_token_ids, observer
+        )
         self.model_runner = ModelRunner(
             model,
             KVCache(model.config, self.num_blocks, config.block_size, dtype, device),
@@ -94,10 +100,14 @@ class EngineCore:
 
         Raises: RequestError, with nothing changed, if the request could never be served.
         """
-        self._validate(request_id, prompt_token_ids, params)
+        if request_id in self.scheduler.requests:
+            raise RequestError(request_id, "the id is in use by an unfinished request")
+        self.limits.check(request_id, prompt_token_ids, params)
         arrival, self._num_arrived = self._num_arrived, self._num_arrived + 1
         if params.seed is None and not params.greedy:
-            params = dataclasses.replace(params, seed=self.config.seed + arrival)  # reproducible, yet all different
+            params = dataclasses.replace(
+                params, seed=self.config.seed + arrival
+            )  # reproducible, yet all different
         self.scheduler.add_request(
             Request(
                 request_id,
@@ -113,20 +123,32 @@ class EngineCore:
         )
 
     def step(self) -> list[StepOutput]:
-        """One step of all requests. Returns: what it added to each. Mutates: everything below."""
+        """One step of all requests: schedule, execute, update. Returns: what it added to each.
+
+        If the model fails, or somebody presses Ctrl-C, the step is taken back and its requests start over.
+        Mutates: everything below.
+        """
         if self.observer is not None:
             self.observer.begin_step()
         scheduler_output = self.scheduler.schedule()
-        model_output = self.model_runner.execute(scheduler_output)
-        return self._update(scheduler_output, model_output)
-
-    def _update(self, scheduler_output: SchedulerOutput, model_output: SampledTokens) -> list[StepOutput]:
-        requests = {share.request_id: self.scheduler.requests[share.request_id] for share in scheduler_output.scheduled}
-        appended = self.scheduler.update(scheduler_output, model_output.sampled)
+        try:
+            sampled = self.model_runner.execute(scheduler_output)
+            outputs = self._update(scheduler_output, sampled)
+        except BaseException:  # Ctrl-C included: blocks were published for a step that did not run to its end
+            self.scheduler.take_back(scheduler_output)
+            raise
         if self.config.check_integrity or self.parts.replaced():
             self._check_integrity()
         if self.observer is not None:
             self.observer.end_step()
+        return outputs
+
+    def _update(self, scheduler_output: SchedulerOutput, model_output: SampledTokens) -> list[StepOutput]:
+        requests = {
+            share.request_id: self.scheduler.requests[share.request_id]
+            for share in scheduler_output.scheduled
+        }
+        appended = self.scheduler.update(scheduler_output, model_output.sampled)
         return [
             StepOutput(
                 request_id,
@@ -168,43 +190,3 @@ class EngineCore:
             if not suspects:
                 raise
             raise PartError(f"part {suspects}: after a step, {error}") from error
-
-    def _validate(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        if request_id in self.scheduler.requests:
-            raise RequestError(request_id, "the id is in use by an unfinished request")
-        num_tokens = len(prompt_token_ids)
-        if num_tokens == 0:
-            raise RequestError(request_id, "the prompt is empty; at least one token is needed to predict the next")
-        for token_id in prompt_token_ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    request_id, f"token id {token_id!r} is not in the vocabulary (0 to {self.vocab_size - 1})"
-                )
-        if num_tokens >= self.max_model_len:
-            raise RequestError(
-                request_id,
-                f"the prompt has {num_tokens} tokens, but prompt and output together are limited to "
-                f"{self.max_model_len}",
-            )
-        # The last sampled token is never computed and needs no slot.
-        longest = min(num_tokens + params.max_tokens, self.max_model_len) - 1
-        needed = num_blocks_for(longest, self.config.block_size)
-        if needed > self.num_blocks - 1:
-            raise RequestError(
-                request_id,
-                f"it can never fit: {num_tokens} prompt tokens and up to {params.max_tokens} more need {needed} "
-                f"blocks, and the whole cache has {self.num_blocks - 1}",
-            )
-
-
-def _max_model_len(config: EngineConfig, model: Decoder) -> int:
-    limit = model.config.max_model_len
-    max_model_len = config.max_model_len or limit
-    if max_model_len > limit:
-        raise ConfigError(f"max_model_len {max_model_len} is beyond what the model was made for, {limit} tokens")
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
-        raise ConfigError(
-            f"without chunked prefill a prompt must fit in one step: max_num_batched_tokens "
-            f"{config.max_num_batched_tokens} is below max_model_len {max_model_len}"
-        )
-    return max_model_len

@@ -144,10 +144,14 @@ class KVCacheManager:
         hits = hits or self.empty
         self.coordinator.remove_skipped_blocks(request.request_id, request.num_computed_tokens)
         num_computed_tokens = request.num_computed_tokens + num_hit_tokens
-        num_tokens_need_slot = min(num_computed_tokens + num_new_tokens + num_lookahead_tokens, self.max_model_len)
+        num_tokens_need_slot = min(
+            num_computed_tokens + num_new_tokens + num_lookahead_tokens, self.max_model_len
+        )
         is_admission = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         reserved = self.watermark_blocks if is_admission and keep_watermark else 0
-        must_fit = max(num_tokens_need_slot, request.num_tokens) if full_sequence_must_fit else num_tokens_need_slot
+        must_fit = (
+            max(num_tokens_need_slot, request.num_tokens) if full_sequence_must_fit else num_tokens_need_slot
+        )
         required = self.coordinator.get_num_blocks_to_allocate(request.request_id, must_fit, hits.blocks)
         if required + reserved > self.block_pool.num_free_blocks:
             if is_admission:
@@ -161,9 +165,13 @@ class KVCacheManager:
             self.coordinator.add_computed_blocks(request.request_id, hits.blocks)
             request.shared_prefix_boundary = shared_prefix_boundary
         new_blocks = self.coordinator.allocate_new_blocks(request.request_id, num_tokens_need_slot)
-        self._mark("allocate", request, num_tokens=num_new_tokens, block_ids=list(KVCacheBlocks(new_blocks).ids()))
+        self._mark(
+            "allocate", request, num_tokens=num_new_tokens, block_ids=list(KVCacheBlocks(new_blocks).ids())
+        )
         if self.enable_caching:
-            self.coordinator.cache_blocks(request, min(num_computed_tokens + num_new_tokens, request.num_tokens))
+            self.coordinator.cache_blocks(
+                request, min(num_computed_tokens + num_new_tokens, request.num_tokens)
+            )
         return KVCacheBlocks(new_blocks)
 
     def unpublish_uncomputed(self, request: Request) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels import Backend
-from refengine.attention import AttentionMetadata, PagedAttention
+from refengine.attention import AttentionMetadata, PagedAttention, choose_backend
 from refengine.kv_cache import KVCache
 from refengine.model.decoder import Decoder
 from refengine.outputs import SampledTokens
@@ -23,6 +23,7 @@ from refengine.sampling import Sampler, position_generator, sample, token_logpro
 from refengine.trace.observer import Observer
 from refengine.v1.input_batch import InputBatch
 from refengine.v1.scheduler_output import ScheduledRequest, SchedulerOutput
+
 
 @dataclass(frozen=True)
 class ModelInput:
@@ -49,10 +50,10 @@ class ModelRunner:
         self.model = model
         self.kv_cache = kv_cache
         self.batch = batch
-        self.backend = backend
+        self.device = model.embed_tokens.weight.device
+        self.backend = choose_backend(self.device, backend)
         self.sampler = sampler
         self.observer = observer
-        self.device = model.embed_tokens.weight.device
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> SampledTokens:
@@ -95,7 +96,9 @@ class ModelRunner:
         if self.observer is not None:
             for share, start in zip(scheduled, first.tolist(), strict=True):
                 self.observer.mark("run", share.request_id, start=start, num_tokens=share.num_tokens)
-        return ModelInput(self._tensor(batch.token_ids[row_of_token, positions]), self._tensor(positions), metadata)
+        return ModelInput(
+            self._tensor(batch.token_ids[row_of_token, positions]), self._tensor(positions), metadata
+        )
 
     def _sample(self, scheduled: list[ScheduledRequest], hidden: Tensor) -> SampledTokens:
         """One token for each request that has computed all it has. Mutates: their rows."""

@@ -14,45 +14,16 @@ v1/core/sched/scheduler.py Scheduler.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from refengine.config import EngineConfig
 from refengine.errors import IntegrityError
 from refengine.trace.observer import MarkKind, Observer
+from refengine.v1.draft import Draft, Share
 from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from refengine.v1.request import Request, RequestStatus
 from refengine.v1.request_queue import make_queue
 from refengine.v1.scheduler_output import ScheduledRequest, SchedulerOutput
-
-
-@dataclass
-class _Share:
-    """What one request gets in the step that is being put together."""
-
-    request: Request
-    kind: Literal["new", "resumed", "running"]
-    num_tokens: int
-    new_blocks: KVCacheBlocks
-
-
-@dataclass
-class _Draft:
-    """The step so far: tokens left, shares in order, requests that were preempted."""
-
-    budget: int
-    shares: dict[str, _Share] = field(default_factory=dict)
-    preempted: list[Request] = field(default_factory=list)
-
-    def add(self, share: _Share) -> None:
-        self.shares[share.request.request_id] = share
-        self.budget -= share.num_tokens
-
-    def withdraw(self, request: Request) -> bool:
-        """Takes the request's share back and returns its tokens to the budget. Returns: whether it had one."""
-        share = self.shares.pop(request.request_id, None)
-        self.budget += share.num_tokens if share else 0
-        return share is not None
 
 
 class Scheduler:
@@ -75,6 +46,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = make_queue(config.policy)
         self._finished_ids: set[str] = set()
+        self._preempted_ids: set[str] = set()
 
     def add_request(self, request: Request) -> None:
         """Enters a request. Mutates: the waiting queue. Raises: ValueError for an id that is in use."""
@@ -91,13 +63,13 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decides the next step. Mutates: queues, blocks, and each scheduled request's computed tokens."""
-        draft = _Draft(self.config.max_num_batched_tokens)
+        draft = Draft(self.config.max_num_batched_tokens)
         self._schedule_running(draft)
-        if not draft.preempted:  # somebody just lost blocks: they must not go to a newcomer
+        if not draft.has_preempted:  # somebody just lost blocks: they must not go to a newcomer
             self._schedule_waiting(draft)
         return self._commit(draft)
 
-    def _schedule_running(self, draft: _Draft) -> None:
+    def _schedule_running(self, draft: Draft) -> None:
         index = 0
         while index < len(self.running) and draft.budget > 0:
             request = self.running[index]
@@ -117,14 +89,15 @@ class Scheduler:
                     # Its blocks were published when it got its share, and now nobody will compute them. vLLM
                     # 0.33.0 leaves them in the index, where the victim itself finds them when it resumes.
                     self.kv_cache_manager.unpublish_uncomputed(victim)
-                self._preempt(victim, draft, in_favour_of=request)
+                self._preempt(victim, f"{request.request_id} needs blocks")
+                draft.has_preempted = True
                 if victim is not request:
                     new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
             if new_blocks is not None:
-                draft.add(_Share(request, "running", num_new_tokens, new_blocks))
+                draft.add(Share(request, "running", num_new_tokens, new_blocks))
                 index += 1  # else it was its own victim, and the next one stands at this index now
 
-    def _schedule_waiting(self, draft: _Draft) -> None:
+    def _schedule_waiting(self, draft: Draft) -> None:
         """Admits from the head until one does not fit. Nobody overtakes: that one would wait for ever."""
         while self.waiting and draft.budget > 0:
             request = self.waiting.peek()
@@ -135,7 +108,9 @@ class Scheduler:
             self._mark_lookup(request, hits, num_hit_tokens)
             num_new_tokens = self._chunk(request.num_tokens - num_hit_tokens)
             if num_new_tokens > draft.budget and not self.config.enable_chunked_prefill:
-                self._mark("admit", request, admitted=False, reason="not enough token budget for the whole prompt")
+                self._mark(
+                    "admit", request, admitted=False, reason="not enough token budget for the whole prompt"
+                )
                 return
             num_new_tokens = min(num_new_tokens, draft.budget)
             new_blocks = self.kv_cache_manager.allocate_slots(
@@ -151,7 +126,7 @@ class Scheduler:
                 return
             self._admit(self.waiting.pop(), num_hit_tokens)
             kind: Literal["new", "resumed"] = "resumed" if request.num_preemptions else "new"
-            draft.add(_Share(request, kind, num_new_tokens, new_blocks))
+            draft.add(Share(request, kind, num_new_tokens, new_blocks))
 
     def _chunk(self, num_new_tokens: int) -> int:
         """Cuts a request's wish to the long-prefill threshold, unless it is alone and nobody could go hungry."""
@@ -173,7 +148,7 @@ class Scheduler:
             return max(self.running, key=lambda request: (request.priority, request.arrival))
         return self.running[-1]
 
-    def _preempt(self, victim: Request, draft: _Draft, in_favour_of: Request) -> None:
+    def _preempt(self, victim: Request, reason: str) -> None:
         """Takes everything from a running request but its tokens and hashes, and puts it back in the queue."""
         self.running.remove(victim)
         self.kv_cache_manager.free(victim)
@@ -181,10 +156,10 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.waiting.put_back(victim)
-        draft.preempted.append(victim)
-        self._mark("admit", victim, admitted=False, reason=f"preempted in favour of {in_favour_of.request_id}")
+        self._preempted_ids.add(victim.request_id)
+        self._mark("admit", victim, admitted=False, reason=f"preempted: {reason}")
 
-    def _commit(self, draft: _Draft) -> SchedulerOutput:
+    def _commit(self, draft: Draft) -> SchedulerOutput:
         """Turns the draft into what the runner gets, and counts its tokens as computed from here on."""
         scheduled = []
         for share in draft.shares.values():
@@ -205,9 +180,10 @@ class Scheduler:
         output = SchedulerOutput(
             scheduled,
             frozenset(self._finished_ids),
-            frozenset(request.request_id for request in draft.preempted),
+            frozenset(self._preempted_ids),
         )
         self._finished_ids.clear()
+        self._preempted_ids.clear()
         return output
 
     def _whole(self, request: Request) -> dict[str, Any]:
@@ -218,6 +194,22 @@ class Scheduler:
             "num_prompt_tokens": request.num_prompt_tokens,
             "sampling_params": request.sampling_params,
         }
+
+    def take_back(self, output: SchedulerOutput) -> None:
+        """Undoes a step that did not run to its end: the model failed, or somebody pressed Ctrl-C.
+
+        Its tokens were counted as computed and its blocks published when it was decided, and neither is true now.
+        Its requests are preempted and start over, from what earlier steps have computed.
+        Mutates: queues, blocks, requests.
+        """
+        self._finished_ids |= output.finished_ids
+        self._preempted_ids |= output.preempted_ids
+        for share in reversed(output.scheduled):
+            request = self.requests.get(share.request_id)
+            if request is not None:
+                request.num_computed_tokens -= share.num_tokens
+                self.kv_cache_manager.unpublish_uncomputed(request)
+                self._preempt(request, "its step failed")
 
     # -- one step: learn what came out ----------------------------------------------------------------------
 
@@ -239,7 +231,9 @@ class Scheduler:
                 request.append([token_id])
                 appended[request.request_id].append(token_id)
                 status = self._stop(request)
-                self._mark("append", request, token_id=token_id, finish_reason=status.value if status else None)
+                self._mark(
+                    "append", request, token_id=token_id, finish_reason=status.value if status else None
+                )
                 if status is not None:
                     self.finish(request.request_id, status)
                     break
@@ -281,18 +275,26 @@ class Scheduler:
         self.kv_cache_manager.check_integrity()
         standing = sorted(r.request_id for r in (*self.running, *self.waiting))
         if standing != sorted(self.requests):
-            raise IntegrityError(f"queues hold {standing}, but the unfinished requests are {sorted(self.requests)}")
+            raise IntegrityError(
+                f"queues hold {standing}, but the unfinished requests are {sorted(self.requests)}"
+            )
         for request in self.requests.values():
             is_running = request.status is RequestStatus.RUNNING
             if is_running != (request in self.running):
-                raise IntegrityError(f"request {request.request_id!r} is {request.status.value} but in the other queue")
+                raise IntegrityError(
+                    f"request {request.request_id!r} is {request.status.value} but in the other queue"
+                )
             holds = any(self.kv_cache_manager.block_ids(request.request_id))
             if holds != is_running:
-                raise IntegrityError(f"request {request.request_id!r} is {request.status.value}, holds blocks: {holds}")
+                raise IntegrityError(
+                    f"request {request.request_id!r} is {request.status.value}, holds blocks: {holds}"
+                )
 
     def _mark_lookup(self, request: Request, hits: KVCacheBlocks, num_hit_tokens: int) -> None:
         block_ids = list(hits.ids())
-        self._mark("lookup", request, num_tokens=request.num_tokens, hit_tokens=num_hit_tokens, block_ids=block_ids)
+        self._mark(
+            "lookup", request, num_tokens=request.num_tokens, hit_tokens=num_hit_tokens, block_ids=block_ids
+        )
 
     def _mark(self, kind: MarkKind, request: Request, **facts: Any) -> None:
         if self.observer is not None:

@@ -9,7 +9,7 @@ from refengine.viz.chain import HashedBlock, chain_picture, hashed_blocks
 from refengine.viz.layout import layout_picture
 from refengine.viz.picture import Picture
 from refengine.viz.pool import changed_blocks, pool_pair, pool_picture
-from refengine.viz.state import BlockFacts, PoolState, states
+from refengine.viz.state import BlockFacts, PoolState, around, moments, states
 from refengine.viz.stepper import Stepper, stepper
 from refengine.viz.tables import Table, block_table, marks_table, queue_table, request_table
 from refengine.viz.timeline import marks_picture, timeline
@@ -21,6 +21,7 @@ __all__ = [
     "PoolState",
     "Stepper",
     "Table",
+    "around",
     "block_table",
     "chain_picture",
     "changed_blocks",
@@ -28,6 +29,7 @@ __all__ = [
     "layout_picture",
     "marks_picture",
     "marks_table",
+    "moments",
     "pool_pair",
     "pool_picture",
     "queue_table",

@@ -1,18 +1,17 @@
 """How the block pool stood at one moment, as plain data: what the pictures of the pool are drawn from.
 
-A `PoolState` is made from a record (`states`), from a recorded trace of vLLM, or by hand from three lists. It
-keeps the three facts about a block apart: used, free, cached.
+A `PoolState` is made from a record (`states`, `moments`), from a recorded trace of vLLM, or by hand from three
+lists. It keeps the three facts about a block apart: used, free, cached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
+from refengine.trace.observer import MarkKind, PoolSnapshot
 from refengine.trace.record import Mark, Record
-
-NULL_BLOCK = 0  # stands for "no storage here" in V1; V0 has no such block
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class PoolState:
     cached: frozenset[int]
     tables: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # request -> its block table
     when: str = ""  # "after step 3"
+    step: int | None = None  # of a moment of a record: its step,
+    mark: Mark | None = None  # and the mark that it follows; None at the end of a step
 
     @classmethod
     def of(
@@ -68,6 +69,8 @@ class PoolState:
         Raises: ValueError if the queue names a block twice, or one that is not in the pool.
         """
         block_ids = tuple(range(1 if null_block else 0, num_blocks))
+        if not block_ids:
+            raise ValueError("a pool needs at least one block; was this record made by an engine?")
         queue = tuple(free)
         strange = sorted({*queue, *cached} - set(block_ids))
         if strange or len(set(queue)) != len(queue):
@@ -111,69 +114,57 @@ def ranges(ids: Sequence[int]) -> str:
 
 
 def states(record: Record) -> list[PoolState]:
-    """How the pool stood after each step. Block tables are put together from the marks, in their order."""
-    tables = _Tables()
-    raw: list[dict[str, tuple[int, ...]]] = []
-    for step in record.steps:
-        for mark in step.marks:
-            tables.add(mark)
-        raw.append(tables.held(set(step.free_block_ids)))
-    block_ids = _block_ids(record, raw)
-    return [
-        PoolState(
-            block_ids,
-            tuple(step.free_block_ids),
-            frozenset(step.cached_block_ids),
-            held,
-            f"after step {index}",
-        )
-        for index, (step, held) in enumerate(zip(record.steps, raw, strict=True))
+    """How the pool stood after each step: `states(record)[i]` is after step i."""
+    return [_state(record, step.pool, f"after step {i}") for i, step in enumerate(record.steps)]
+
+
+def moments(record: Record) -> list[PoolState]:
+    """How the pool stood from moment to moment: before the first step, then after every mark.
+
+    That needs a record with snapshots (`Recorder(snapshots=True)`); of another one the moments are the ends of
+    the steps. A request that ends gives its blocks back after its last mark: where that moved anything, the end
+    of the step is a moment too. `PoolState.mark` says which mark a moment follows.
+    """
+    found = [_state(record, record.start, "before the first step")]
+    for index, step in enumerate(record.steps):
+        last = None
+        for number, mark in enumerate(step.marks, 1):
+            if mark.pool is not None:
+                when = f"after mark {number} of step {index}: {mark.kind}, {mark.request_id}"
+                found.append(_state(record, mark.pool, when, index, mark))
+                last = mark.pool
+        if last != step.pool:
+            found.append(_state(record, step.pool, f"after step {index}", index))
+    return found
+
+
+def around(record: Record, kind: MarkKind, request_id: str, nth: int = 0) -> tuple[PoolState, PoolState]:
+    """The moments before and after the `nth` mark of a kind that a request left: `pool_pair(*around(...))`.
+
+    Raises: ValueError if the record has no such mark, or was made without snapshots.
+    """
+    pairs = [
+        (before, after)
+        for before, after in pairwise(moments(record))
+        if after.mark is not None and (after.mark.kind, after.mark.request_id) == (kind, request_id)
     ]
+    if nth < len(pairs):
+        return pairs[nth]
+    seen = sum(mark.kind == kind and mark.request_id == request_id for _, mark in record.marks())
+    if seen > nth:
+        raise ValueError("the record has no snapshots; record with Recorder(snapshots=True)")
+    raise ValueError(f"request {request_id!r} left {seen} marks {kind!r}, so there is no number {nth}")
 
 
-def _block_ids(record: Record, tables: Sequence[Mapping[str, Sequence[int]]]) -> tuple[int, ...]:
-    """The blocks of the pool. At the end of a step each is free or in a table; 0 in tables alone is the null block."""
-    listed: set[int] = set()
-    for step in record.steps:
-        listed.update(step.free_block_ids, step.cached_block_ids)
-    held = {block_id for step_tables in tables for table in step_tables.values() for block_id in table}
-    return tuple(sorted(listed | (held - {NULL_BLOCK})))
-
-
-class _Tables:
-    """Follows block tables through the marks: found blocks first, then allocated ones, until the request ends."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, list[list[int]]] = {}
-        self._held: dict[str, list[list[int]]] = {}
-
-    def add(self, mark: Mark) -> None:
-        facts: dict[str, Any] = mark.facts
-        if mark.kind == "lookup":
-            self._found[mark.request_id] = [list(ids) for ids in facts["block_ids"]]
-        elif mark.kind == "admit" and facts["admitted"]:
-            self._held[mark.request_id] = self._found.pop(mark.request_id, [])
-        elif mark.kind == "admit" and facts["reason"].startswith("preempted"):
-            self._held.pop(mark.request_id, None)
-        elif mark.kind == "allocate":
-            held = self._held.setdefault(mark.request_id, [])
-            held.extend([] for _ in range(len(facts["block_ids"]) - len(held)))
-            for table, new in zip(held, facts["block_ids"], strict=True):
-                table.extend(new)
-        elif mark.kind == "append" and facts["finish_reason"] is not None:
-            self._held.pop(mark.request_id, None)
-
-    def held(self, free: set[int]) -> dict[str, tuple[int, ...]]:
-        """Tables by request, or by request and group if there are several groups.
-
-        An aborted request leaves no mark, but its blocks stand in the free queue: it is dropped here.
-        """
-        result: dict[str, tuple[int, ...]] = {}
-        for request_id, groups in list(self._held.items()):
-            if all(block_id in free for table in groups for block_id in table):
-                del self._held[request_id]
-                continue
-            for group, table in enumerate(groups):
-                name = request_id if len(groups) == 1 else f"{request_id}, group {group}"
-                result[name] = tuple(table)
-        return result
+def _state(
+    record: Record, pool: PoolSnapshot, when: str, step: int | None = None, mark: Mark | None = None
+) -> PoolState:
+    """A snapshot as a state. Several groups give a request a table each."""
+    tables: dict[str, list[int]] = {}
+    for request_id, groups in pool.tables.items():
+        for group, table in enumerate(groups):
+            tables[request_id if len(groups) == 1 else f"{request_id}, group {group}"] = table
+    state = PoolState.of(
+        record.num_blocks, pool.free, pool.cached, tables, null_block=record.engine != "v0", when=when
+    )
+    return replace(state, step=step, mark=mark)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from refengine.trace.observer import PoolSnapshot
 from refengine.trace.record import Mark, Record, Step
 from tests.browser.conftest import Lab
 
@@ -27,9 +29,13 @@ def notebook(lab: Lab) -> Path:
 
     allocate = Mark("allocate", "ada", {"num_tokens": 4, "block_ids": [[1]]})
     end = Mark("append", "ada", {"token_id": 5, "finish_reason": "length"})
-    Record([Step([allocate], [2, 3], []), Step([], [2, 3], [1]), Step([end], [2, 3, 1], [1])]).save(
-        lab.root / "record.json"
-    )
+    start, first = PoolSnapshot([1, 2, 3], [], {}), PoolSnapshot([2, 3], [], {"ada": [[1]]})
+    steps = [
+        Step([replace(allocate, pool=first)], first),
+        Step([], PoolSnapshot([2, 3], [1], {"ada": [[1]]})),
+        Step([replace(end, pool=first)], PoolSnapshot([2, 3, 1], [1], {})),
+    ]
+    Record(steps, "v1", 4, 4, start).save(lab.root / "record.json")
     v4 = nbformat.v4
     python = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
     path = lab.root / "stepper.ipynb"

@@ -50,4 +50,3 @@ def _requests(algorithm: str, seed: str, requests: list[dict[str, Any]]) -> Iter
         hasher.extend(hashes, request["token_ids"], adapter, request["cache_salt"])
         got = [digest.hex() for digest in hashes]
         yield f"{algorithm} chain of {len(got)}", request["digests_hex"], got
-

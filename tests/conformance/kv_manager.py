@@ -13,7 +13,12 @@ from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from refengine.v1.request import Request, RequestStatus
 from tests.conformance.replay import NotSupported
 
-KINDS = {"full": "full_attention", "sliding_window": "sliding_window", "chunked_local": "chunked_local", "mamba": "mamba"}
+KINDS = {
+    "full": "full_attention",
+    "sliding_window": "sliding_window",
+    "chunked_local": "chunked_local",
+    "mamba": "mamba",
+}
 
 
 def group_specs(config: dict[str, Any], block_size: int | None = None) -> list[GroupSpec]:
@@ -61,7 +66,9 @@ class KVManagerDriver:
             op["prompt"],
             SamplingParams(),
             hasher=self.hasher,
-            adapter=Adapter(op["lora"]["name"], op["lora"]["path"], op["lora"]["id"]) if op.get("lora") else None,
+            adapter=Adapter(op["lora"]["name"], op["lora"]["path"], op["lora"]["id"])
+            if op.get("lora")
+            else None,
             cache_salt=op.get("cache_salt"),
             skip_reading_prefix_cache=op.get("skip_reading", False),
             report_full=op.get("report_mode") == "full",
@@ -69,7 +76,9 @@ class KVManagerDriver:
         return {"hashes": self._names(request.block_hashes)}
 
     def lookup(self, op: dict[str, Any]) -> dict[str, Any]:
-        hits, length, boundary = self.lookups[op["id"]] = self.manager.get_computed_blocks(self.requests[op["id"]])
+        hits, length, boundary = self.lookups[op["id"]] = self.manager.get_computed_blocks(
+            self.requests[op["id"]]
+        )
         return {"block_ids": hits.ids(), "num_computed_tokens": length, "shared_prefix_boundary": boundary}
 
     def allocate(self, op: dict[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,9 @@ class SchedulerDriver:
         }
 
     def add_request(self, op: dict[str, Any]) -> None:
-        params = SamplingParams(max_tokens=op["max_tokens"], stop_token_ids=tuple(op.get("stop_token_ids", ())))
+        params = SamplingParams(
+            max_tokens=op["max_tokens"], stop_token_ids=tuple(op.get("stop_token_ids", ()))
+        )
         self.scheduler.add_request(
             Request(
                 op["id"],

@@ -73,7 +73,9 @@ class ModelInputDriver:
 
     def slot_mapping(self, op: dict[str, Any]) -> dict[str, Any]:
         start = slot_mapping_start(op["is_prompt"], op["query_len"], op["sliding_window"])
-        slots = compute_slot_mapping(op["block_table"], op["block_size"], op["context_len"], op["seq_len"], start)
+        slots = compute_slot_mapping(
+            op["block_table"], op["block_size"], op["context_len"], op["seq_len"], start
+        )
         if op["is_profile_run"]:
             slots = [PAD_SLOT_ID] * op["seq_len"]
         return {"start_idx": start, "slot_mapping": slots, "pad_slot_id": PAD_SLOT_ID}

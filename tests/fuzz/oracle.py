@@ -113,7 +113,9 @@ class ShadowKV:
         self.num_blocks, self.block_size, self.may_rewrite = num_blocks, block_size, may_rewrite
         self.prefixes = Prefixes()
         self.written: dict[int, Prefix] = {}  # by slot
-        self.shared_in_step: set[str] = set()  # requests that read, in the last step, what another one just wrote
+        self.shared_in_step: set[str] = (
+            set()
+        )  # requests that read, in the last step, what another one just wrote
         self._identity: dict[str, Identity] = {}
         self._tokens: dict[str, list[int]] = {}
         self._path: dict[str, list[Prefix]] = {}  # by request: the prefix up to each of its positions
@@ -180,11 +182,15 @@ class ShadowKV:
         for block_id, block_hash in findable.items():
             promised = self._promised.get(block_hash)
             if promised is None:
-                violations.append(Violation("promise", None, f"finds block {block_id} by a hash of no request"))
+                violations.append(
+                    Violation("promise", None, f"finds block {block_id} by a hash of no request")
+                )
                 continue
             for offset, prefix in enumerate(self.prefixes.tail(promised, self.block_size)):
                 if self.written.get(block_id * self.block_size + offset) != prefix:
-                    text = f"promises {self.prefixes.show(promised)} in block {block_id}: offset {offset} holds "
+                    text = (
+                        f"promises {self.prefixes.show(promised)} in block {block_id}: offset {offset} holds "
+                    )
                     text += self.prefixes.show(self.written.get(block_id * self.block_size + offset))
                     violations.append(Violation("promise", None, text))
                     break
@@ -202,7 +208,9 @@ class ShadowKV:
                 text = f"computes token {token_id} at position {position}, but its tokens are {tokens}"
                 yield Violation("input", request_id, text)
 
-    def _write(self, sequence: SequenceInput, step: StepInput, writers: dict[int, str]) -> Iterator[Violation]:
+    def _write(
+        self, sequence: SequenceInput, step: StepInput, writers: dict[int, str]
+    ) -> Iterator[Violation]:
         """Mutates: what is written, `writers`."""
         writer, path = sequence.request_id, self._path[sequence.request_id]
         for position, slot in zip(sequence.positions, sequence.slots, strict=True):
@@ -211,7 +219,9 @@ class ShadowKV:
             block_id = slot // self.block_size
             prefix = path[position] if position < len(path) else None
             if block_id >= self.num_blocks or block_id not in step.held.get(writer, ()):
-                yield Violation("write", writer, f"writes block {block_id}, holding {list(step.held.get(writer, ()))}")
+                yield Violation(
+                    "write", writer, f"writes block {block_id}, holding {list(step.held.get(writer, ()))}"
+                )
             if writers.setdefault(slot, writer) != writer:
                 yield Violation("race", writer, f"writes slot {slot} in the same step as {writers[slot]}")
             is_same = self.may_rewrite and self.written.get(slot) == prefix
@@ -232,7 +242,9 @@ class ShadowKV:
             if writers.get(slot, reader) != reader:
                 self.shared_in_step.add(reader)
             if found is None:
-                yield Violation("unwritten", reader, f"reads position {position} in slot {slot}, which is blank")
+                yield Violation(
+                    "unwritten", reader, f"reads position {position} in slot {slot}, which is blank"
+                )
             elif position >= len(path) or found != path[position]:
                 text = f"reads position {position} in slot {slot}, which holds {self.prefixes.show(found)}"
                 yield Violation("read", reader, text)

@@ -56,7 +56,9 @@ def verify(scenario: Scenario, make_engine: MakeEngine = ShadowedV1, **options: 
         compare(scenario, truth, played)
     for request_id in scenario.requests.keys() - plain.aborted - cached.aborted:
         if plain.token_ids[request_id] != cached.token_ids[request_id]:
-            raise Wrong(["output"], f"{request_id} says something else with caching")  # compare() was blind to it
+            raise Wrong(
+                ["output"], f"{request_id} says something else with caching"
+            )  # compare() was blind to it
     return cached.events
 
 
@@ -70,9 +72,13 @@ def compare(scenario: Scenario, truth: dict[str, recompute.Tokens], played: Play
             token_ids, reason = token_ids[: len(got)], "abort"
         if got != token_ids or played.finish_reason[request_id] != reason:
             how = f"{played.finish_reason[request_id]} after {got}"
-            raise Wrong(["output"], f"{request_id} ends with {how}, but a recompute with {reason} after {token_ids}")
+            raise Wrong(
+                ["output"], f"{request_id} ends with {how}, but a recompute with {reason} after {token_ids}"
+            )
         if add.prompt_logprobs and request_id not in played.aborted:
-            expected = pytest.approx(recompute.prompt_scores(truth[request_id]), abs=1e-5)  # reported in float32
+            expected = pytest.approx(
+                recompute.prompt_scores(truth[request_id]), abs=1e-5
+            )  # reported in float32
             if played.prompt_scores[request_id] != expected:
                 raise Wrong(["scores"], f"{request_id} scores its prompt {played.prompt_scores[request_id]}")
 
@@ -99,7 +105,9 @@ class Player:
         limit = self._most_steps()
         while self.engine.has_unfinished_requests:
             if limit == 0:
-                raise Wrong(["endless"], f"not done after {self._most_steps()} steps more than there is work for")
+                raise Wrong(
+                    ["endless"], f"not done after {self._most_steps()} steps more than there is work for"
+                )
             limit -= 1
             self._step()
         self._step()  # tells the runner who finished last; there is nothing else in it
@@ -132,7 +140,9 @@ class Player:
             params,
             priority=add.priority,
             cache_salt=add.cache_salt,
-            adapter=Adapter(add.adapter, f"/{add.adapter}", len(self.played.token_ids)) if add.adapter else None,
+            adapter=Adapter(add.adapter, f"/{add.adapter}", len(self.played.token_ids))
+            if add.adapter
+            else None,
             report_full=add.report_full,
         )
         self.played.token_ids[request_id], self.played.prompt_scores[request_id] = [], {}
@@ -158,7 +168,9 @@ class Player:
 
     def _abort(self, target: int | str) -> None:
         states = {request_id: self.engine.state(request_id) for request_id in self.played.token_ids}
-        chosen = [request_id for request_id, state in states.items() if target in (state, int(request_id[1:]))]
+        chosen = [
+            request_id for request_id, state in states.items() if target in (state, int(request_id[1:]))
+        ]
         if not chosen:
             return  # there is none in that state
         request_id, state = chosen[0], states[chosen[0]]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 MAX_MODEL_LEN = 96  # tokens; of the model that scenarios run on
 MAX_FOLLOWED = 60  # tokens; a longer request is not continued, so that prompts stay below MAX_MODEL_LEN
 EOS = 7
-CROWD = 3  # requests that are there from the beginning
+CROWD = 2  # requests that are there from the beginning
 
 STEMS = (
     (0, 1, 2, 3) * 5,
@@ -129,7 +129,7 @@ def _add(draw: st.DrawFn, continuable: list[int]) -> Add:
 def _options(draw: st.DrawFn, longest: int, longest_prompt: int) -> dict[str, Any]:
     """`longest`, `longest_prompt`: tokens that one request can have in all, and in its prompt."""
     block_size = draw(st.sampled_from([1, 2, 2, 3, 3, 4, 4, 16]))
-    max_model_len = draw(st.sampled_from([MAX_MODEL_LEN] * 3 + [longest_prompt + 1, longest_prompt + 3]))
+    max_model_len = draw(st.sampled_from([MAX_MODEL_LEN, longest, longest_prompt + 1, longest_prompt + 3]))
     needed = -(-(min(longest, max_model_len) - 1) // block_size)  # the last token is sampled, never computed
     chunked = draw(st.sampled_from([True, True, False]))
     return {
@@ -137,8 +137,9 @@ def _options(draw: st.DrawFn, longest: int, longest_prompt: int) -> dict[str, An
         "num_blocks": 1 + needed + draw(st.sampled_from([0, 0, 1, 2, 4, 8, 40])),
         "max_model_len": max_model_len,
         "max_num_seqs": draw(st.sampled_from([1, 2, 3, 4, 6])),
-        "max_num_batched_tokens": draw(st.sampled_from([2, 4, 6, 6, 8, 16, 64]))
-        + (0 if chunked else max_model_len),
+        "max_num_batched_tokens": draw(
+            st.sampled_from([2, 4, 6, 6, 8, 16, 64]) if chunked else st.just(max_model_len)
+        ),
         "enable_chunked_prefill": chunked,
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 3, 3, 5])),
         "policy": draw(st.sampled_from(["fcfs", "priority", "priority"])),

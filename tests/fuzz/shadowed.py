@@ -54,7 +54,9 @@ class Tally:
         else:
             self.events[f"refused: {reason}"] += 1
 
-    def attach(self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]) -> None:
+    def attach(
+        self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]
+    ) -> None:
         """The marks are enough to count by."""
 
     def end_step(self) -> None:
@@ -102,7 +104,9 @@ class ShadowedEngine(ABC):
     def _run(self, sequences: Sequence[SequenceInput], padding_slots: Sequence[int]) -> None:
         """What the tap calls with each step's input. Mutates: the shadow, the violations."""
         self._learn()
-        self.violations += self.shadow.run(StepInput(sequences, self._held(), self._held_before, padding_slots))
+        self.violations += self.shadow.run(
+            StepInput(sequences, self._held(), self._held_before, padding_slots)
+        )
 
     def _learn(self) -> None:
         for request_id, hashes in self._hashes().items():
@@ -183,7 +187,9 @@ class ShadowedV1(ShadowedEngine):
         tapped.tap = self._tap
         for layer in runner.kv_cache.layers:
             for tensor in layer:
-                tensor.fill_(torch.nan)  # so that a slot nobody wrote cannot be read by accident and do no harm
+                tensor.fill_(
+                    torch.nan
+                )  # so that a slot nobody wrote cannot be read by accident and do no harm
 
     def _add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, **options: Any) -> None:
         self.engine.add_request(request_id, prompt, params, **options)
@@ -219,7 +225,9 @@ class ShadowedV1(ShadowedEngine):
             "running": [request.request_id for request in scheduler.running],
             "waiting": [request.request_id for request in scheduler.waiting],
             "rows of the batch": self.engine.model_runner.batch.request_ids,
-            "blocks in use": [block.block_id for block in pool.blocks if block.ref_count and not block.is_null],
+            "blocks in use": [
+                block.block_id for block in pool.blocks if block.ref_count and not block.is_null
+            ],
             "blocks missing from the free queue": range(pool.num_blocks - 1 - pool.num_free_blocks),
         }
         return [f"{what}: {list(things)}" for what, things in left.items() if things]
@@ -261,14 +269,19 @@ class ShadowedV1(ShadowedEngine):
     def _check_limits(self, sequences: Sequence[SequenceInput]) -> None:
         config = self.engine.config
         num_tokens = sum(len(sequence.positions) for sequence in sequences)
-        if num_tokens > config.max_num_batched_tokens or len(self.engine.scheduler.running) > config.max_num_seqs:
+        if (
+            num_tokens > config.max_num_batched_tokens
+            or len(self.engine.scheduler.running) > config.max_num_seqs
+        ):
             text = f"schedules {num_tokens} tokens with {len(self.engine.scheduler.running)} requests running"
             self.violations.append(Violation("limit", None, text))
 
     def _check_tables(self) -> None:
         """The rows of the batch are the running requests, each with the very blocks that its manager gave it."""
         batch = self.engine.model_runner.batch
-        rows = {rid: batch.block_table[row, : batch.num_blocks[row]].tolist() for rid, row in batch.row_of.items()}
+        rows = {
+            rid: batch.block_table[row, : batch.num_blocks[row]].tolist() for rid, row in batch.row_of.items()
+        }
         running = {request.request_id for request in self.engine.scheduler.running}
         held = {request_id: blocks for request_id, blocks in self._held().items() if request_id in running}
         if rows != held:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels
+from kernels import reference
 from kernels.dispatch import DirectPlan
 from tests.kernels.oracle import Pages, attend_slowly, make_pages
 
@@ -60,6 +61,20 @@ def test_half_precision(dtype: torch.dtype) -> None:
     out = kernels.paged_attention(*pages.arguments)
     assert out.dtype == dtype
     close(out, pages.expected())
+
+
+@pytest.mark.parametrize("keys_per_piece", [1, 8, 20, 10_000])
+def test_pieces_are_bounded_and_complete(keys_per_piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece gathers no more than its budget, unless it is a single sequence that alone needs more."""
+    lengths = [(1, 7), (1, 5), (1, 6), (2, 9), (2, 2), (0, 30), (2, 3), (1, 1), (1, 1), (1, 1)]
+    pages = make_pages(lengths)
+    monkeypatch.setattr(reference, "PIECE_BYTES", keys_per_piece * 2 * pages.key_cache[0, 0].nbytes)
+    tensors = (pages.block_tables, pages.query_start_loc, pages.seq_lens, pages.key_cache)
+    pieces = reference.cut(*tensors)
+    assert all(p.num_seqs == 1 or p.num_seqs * p.num_keys <= keys_per_piece for p in pieces)
+    expected = {1: [1] * 9, 8: [1, 1, 1, 1, 1, 1, 3], 20: [2, 1, 2, 1, 3], 10_000: [3, 2, 1, 3]}
+    assert [p.num_seqs for p in pieces] == expected[keys_per_piece]
+    close(kernels.paged_attention(*pages.arguments), pages.expected())
 
 
 @settings(max_examples=80, deadline=None)

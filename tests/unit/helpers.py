@@ -155,6 +155,7 @@ class Steps:
             max_model_len,
             enable_caching=config.enable_prefix_caching,
             watermark=config.watermark,
+            observer=observer,
         )
         self.scheduler = Scheduler(config, self.manager, max_model_len, eos, observer)
         self.hasher = make_hasher(block_size) if config.enable_prefix_caching else None
@@ -229,7 +230,9 @@ class Marks:
     def mark(self, kind: MarkKind, request_id: str, **facts: Any) -> None:
         self.all.append((kind, request_id, facts))
 
-    def attach(self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]) -> None:
+    def attach(
+        self, engine: str, num_blocks: int, block_size: int, snapshot: Callable[[], PoolSnapshot]
+    ) -> None:
         self.snapshot = snapshot
 
     def end_step(self) -> None:

@@ -17,6 +17,7 @@ from refengine.model.config import ModelConfig
 from refengine.model.decoder import Decoder
 from refengine.sampling import SamplingParams
 from refengine.v1.engine import EngineCore
+from tests.unit import helpers
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz .,?!"
 PIECES = ("th", "er", "on", "an", "he")  # tokens of two characters
@@ -49,7 +50,12 @@ def make_engine(
     decoder: Decoder | None = None, *, eos: Sequence[int] = (), observer: Any = None, **options: Any
 ) -> EngineCore:
     """An engine with 4-token blocks that checks its integrity after every step."""
-    defaults = {"block_size": 4, "num_blocks": 65, "check_integrity": True, "hash_seed": "0"}
+    defaults = {
+        "block_size": 4,
+        "num_blocks": 65,
+        "check_integrity": helpers.CHECK_INTEGRITY,
+        "hash_seed": "0",
+    }
     return EngineCore(EngineConfig(**(defaults | options)), decoder or make_decoder(), eos, observer)
 
 

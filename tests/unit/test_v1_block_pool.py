@@ -26,6 +26,16 @@ def test_s03_a_reused_block_forgets_its_old_identity() -> None:
     assert cache.hit(numbers(1, 9)) == 0
 
 
+def test_s03_a_block_in_use_is_not_found_under_its_old_hash() -> None:
+    """S03 while X still runs, with a block that X does not fill: nobody publishes it anew."""
+    cache = Cache(usable=2)
+    cache.start("A", numbers(1, 8))
+    cache.finish("A")
+    cache.start("X", numbers(51, 53))
+    assert cache.table("X") == [2]
+    assert cache.hit(numbers(1, 9)) == 4
+
+
 def test_s03_only_the_reused_blocks_are_forgotten() -> None:
     """S03, second half: block 1 was not reused, so the first four tokens can still be found, and no more."""
     cache = Cache(usable=3)

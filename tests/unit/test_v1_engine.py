@@ -116,7 +116,7 @@ def test_the_six_marks_of_a_step() -> None:
     engine.add_request("A", numbers(1, 5), SamplingParams(max_tokens=1))
     engine.step()
     kinds = [kind for kind, _, _ in marks.all]
-    assert kinds == ["lookup", "publish", "admit", "allocate", "run", "append"]
+    assert kinds == ["lookup", "admit", "allocate", "publish", "run", "append"]
     assert marks.num_steps == 1
     assert marks.pool.cached == [1]
     assert sorted(marks.pool.free) == numbers(1, 64)
@@ -159,6 +159,13 @@ def test_aborting_at_any_moment_frees_everything() -> None:
     assert engine.step() == []
     assert engine.kv_cache_manager.usage == 0.0
     assert serve(engine, {"A": numbers(1, 8)}) == {"A": greedy(make_decoder(), numbers(1, 8))}
+
+
+def test_a_seed_does_not_depend_on_the_row() -> None:
+    """Misconception: "the generator belongs to the row"."""
+    params = {"temperature": 1.0, "seed": 7, "max_tokens": 9}
+    alone = serve(make_engine(), {"A": [1, 2, 3]}, **params)
+    assert serve(make_engine(), {"B": [4], "A": [1, 2, 3]}, **params)["A"] == alone["A"]
 
 
 # When the model does not come back

@@ -21,6 +21,7 @@ def test_s01_a_full_hit_leaves_work_to_do() -> None:
     cache = Cache(usable=10)
     assert cache.start("A", numbers(1, 8)) == 0
     cache.finish("A")
+    assert cache.hit(numbers(1, 8)) == 4
     assert cache.start("B", numbers(1, 8)) == 4
     assert cache.table("B") == [1, 3]
     cache.finish("B")

@@ -97,7 +97,7 @@ def test_s06_two_requests_share_a_prefix_in_the_same_step() -> None:
 
 def test_hit_tokens_cost_no_budget() -> None:
     """Misconception: "cached tokens are scheduled, but fast"."""
-    steps = Steps(usable=10, max_num_batched_tokens=9)
+    steps = Steps(usable=10, max_num_batched_tokens=10)
     steps.add("A", numbers(1, 8))
     steps.add("B", numbers(1, 9))
     assert steps.step() == {"A": (0, 8), "B": (8, 1)}
@@ -115,12 +115,12 @@ def test_an_id_in_use_is_refused() -> None:
 
 
 def test_the_marks_of_a_step_come_in_order() -> None:
-    """lookup, admit, allocate, append: the moments that the book is about."""
+    """The six moments that the book is about, without the one that needs a model."""
     marks = Marks()
     steps = Steps(usable=5, observer=marks)
     steps.add("A", numbers(1, 8))
     steps.step({"A": 9})
-    assert [kind for kind, _, _ in marks.all] == ["lookup", "admit", "allocate", "append"]
+    assert [kind for kind, _, _ in marks.all] == ["lookup", "admit", "allocate", "publish", "append"]
     assert marks.of("lookup") == [{"num_tokens": 8, "hit_tokens": 0, "block_ids": [[]]}]
     assert marks.of("admit") == [{"admitted": True, "reason": "new"}]
     assert marks.of("allocate") == [{"num_tokens": 8, "block_ids": [[1, 2]]}]

@@ -43,15 +43,16 @@ def test_a_preempted_request_waits_at_the_head() -> None:
 
 def test_nobody_is_admitted_in_the_step_of_a_preemption() -> None:
     """Misconception: "free blocks serve the next in line". These belong to the one that needed them."""
-    steps = Steps(usable=5, max_num_seqs=2)
-    steps.add("first", numbers(11, 17))
-    steps.add("last", numbers(1, 8))
+    steps = Steps(usable=5, policy="priority")
+    steps.add("first", numbers(11, 17), priority=1)
+    steps.add("last", numbers(1, 8), priority=9)
     steps.step()
     steps.step()
-    steps.add("small", [99])
+    steps.add("small", [99], priority=5)
     assert steps.step() == {"first": (8, 1)}
     assert steps.num_free == 2
-    assert steps.waiting == ["last", "small"]
+    assert steps.waiting == ["small", "last"]
+    assert steps.step() == {"first": (9, 1), "small": (0, 1)}
 
 
 def test_s04_a_preempted_request_forgets_its_computed_count() -> None:

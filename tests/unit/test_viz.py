@@ -13,9 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from refengine import viz
-from refengine.trace.record import Mark, Record, Step
+from refengine.trace.observer import PoolSnapshot
+from refengine.trace.record import Mark, Record, Recorder, Step
 from refengine.viz import svg
 from refengine.viz.state import ordinal, ranges
+from tests.unit.helpers import numbers
+from tests.unit.models import make_engine, serve
 
 SIZES = [5, 8, 16, 17, 24, 33, 64]
 
@@ -24,9 +27,9 @@ def _marks(request_id: str, *, found: list[int], new: list[int], start: int, cou
     """What an admitted request leaves in its first step."""
     return [
         Mark("lookup", request_id, {"num_tokens": start + count, "hit_tokens": start, "block_ids": [found]}),
-        Mark("publish", request_id, {"group": 0, "block_ids": new[:-1]}),
         Mark("admit", request_id, {"admitted": True, "reason": "new"}),
         Mark("allocate", request_id, {"num_tokens": count, "block_ids": [new]}),
+        Mark("publish", request_id, {"block_ids": new[:-1], "hashes": [f"{i:08x}" for i in new[:-1]]}),
         Mark("run", request_id, {"start": start, "num_tokens": count}),
         Mark("append", request_id, {"token_id": 7, "finish_reason": None}),
     ]
@@ -48,15 +51,36 @@ def record() -> Record:
         Mark("lookup", "cy", {"num_tokens": 30, "hit_tokens": 8, "block_ids": [[1, 2]]}),
         Mark("admit", "cy", {"admitted": False, "reason": "not enough free blocks"}),
     ]
-    return Record(
-        [
-            Step(_marks("ada", found=[], new=[1, 2, 3], start=0, count=10), [4, 5, 6], [1, 2]),
-            Step(_decode("ada", 10) + _marks("bob", found=[1, 2], new=[4], start=8, count=3), [5, 6], [1, 2]),
-            Step(_decode("ada", 11, "length") + _decode("bob", 11) + refused, [3, 5, 6], [1, 2]),
-            Step([preempted], [4, 3, 5, 6, 2, 1], [1, 2]),
-            Step(_marks("cy", found=[1], new=[4, 3], start=4, count=8), [5, 6, 2], [1, 2, 4]),
-        ]
-    )
+    ada, bob, cy = [[1, 2, 3]], [[1, 2, 4]], [[1, 4, 3]]
+    steps = [
+        Step(
+            _marks("ada", found=[], new=[1, 2, 3], start=0, count=10),
+            PoolSnapshot([4, 5, 6], [1, 2], {"ada": ada}),
+        ),
+        Step(
+            _decode("ada", 10) + _marks("bob", found=[1, 2], new=[4], start=8, count=3),
+            PoolSnapshot([5, 6], [1, 2], {"ada": ada, "bob": bob}),
+        ),
+        Step(
+            _decode("ada", 11, "length") + _decode("bob", 11) + refused,
+            PoolSnapshot([3, 5, 6], [1, 2], {"bob": bob}),
+        ),
+        Step([preempted], PoolSnapshot([4, 3, 5, 6, 2, 1], [1, 2], {})),
+        Step(
+            _marks("cy", found=[1], new=[4, 3], start=4, count=8),
+            PoolSnapshot([5, 6, 2], [1, 2, 4], {"cy": cy}),
+        ),
+    ]
+    return Record(steps, "v1", 7, 4, PoolSnapshot([1, 2, 3, 4, 5, 6], [], {}))
+
+
+def _recorded(snapshots: bool = True) -> Record:
+    """Two requests with a common prefix of two blocks, the second after the first has ended, on a real engine."""
+    recorder = Recorder(snapshots)
+    engine = make_engine(num_blocks=9, observer=recorder)
+    serve(engine, {"ada": numbers(1, 11)}, max_tokens=3)
+    serve(engine, {"bob": [*numbers(1, 9), 30, 31]}, max_tokens=2)
+    return recorder.record
 
 
 def _pool(num_blocks: int) -> viz.PoolState:
@@ -222,7 +246,7 @@ def test_a_queue_with_a_strange_block_is_refused() -> None:
 # -- from a record ------------------------------------------------------------------------------------------
 
 
-def test_states_follow_the_tables_through_the_marks(record: Record) -> None:
+def test_states_are_what_was_recorded_after_each_step(record: Record) -> None:
     after = viz.states(record)
     assert [dict(state.tables) for state in after] == [
         {"ada": (1, 2, 3)},
@@ -231,21 +255,62 @@ def test_states_follow_the_tables_through_the_marks(record: Record) -> None:
         {},
         {"cy": (1, 4, 3)},
     ]
-    assert after[0].block_ids == (1, 2, 3, 4, 5, 6)
+    assert after[0].block_ids == (1, 2, 3, 4, 5, 6) and after[2].free == (3, 5, 6)
     assert [after[1].facts(block_id).used for block_id in (1, 2, 3, 4, 5)] == [2, 2, 1, 1, 0]
 
 
-def test_an_aborted_request_holds_nothing_once_its_blocks_are_free(record: Record) -> None:
-    steps = [record.steps[0], Step([], [4, 5, 6, 3, 2, 1], [1, 2])]
-    assert viz.states(Record(steps))[1].tables == {}
+def test_block_0_is_a_block_like_any_other_in_v0() -> None:
+    step = Step([], PoolSnapshot([2, 1], [], {"ada": [[0]]}))
+    assert viz.states(Record([step], "v0", 3, 4))[0].block_ids == (0, 1, 2)
+    assert viz.states(Record([step], "v1", 3, 4))[0].block_ids == (1, 2)
 
 
 def test_groups_have_a_table_each() -> None:
-    step = Step(_marks("ada", found=[], new=[1, 2], start=0, count=8), [4], [1])
-    step.marks[3].facts["block_ids"] = [[1, 2], [0, 3]]
-    state = viz.states(Record([step]))[0]
+    step = Step([], PoolSnapshot([4], [1], {"ada": [[1, 2], [0, 3]]}))
+    state = viz.states(Record([step], "v1", 5, 4))[0]
     assert dict(state.tables) == {"ada, group 0": (1, 2), "ada, group 1": (0, 3)}
     assert state.block_ids == (1, 2, 3, 4)
+
+
+def test_a_record_without_an_engine_has_no_pool() -> None:
+    with pytest.raises(ValueError, match="made by an engine"):
+        viz.states(Record([Step()]))
+
+
+def test_moments_follow_the_marks() -> None:
+    record = _recorded()
+    start, *found = viz.moments(record)
+    assert start.when == "before the first step" and start.free == (1, 2, 3, 4, 5, 6, 7, 8)
+    marks = [mark for _, mark in record.marks()]
+    assert [moment.mark for moment in found if moment.mark] == marks
+    ends = [moment.step for moment in found if moment.mark is None]
+    assert ends == [2, 4], "where a request gave its blocks back after its last mark"
+    assert found[-1].free == viz.states(record)[-1].free
+
+
+def test_around_shows_what_one_mark_did() -> None:
+    record = _recorded()
+    before, after = viz.around(record, "lookup", "bob")
+    assert before.free == after.free and viz.changed_blocks(before, after) == []
+    before, after = viz.around(record, "allocate", "bob")
+    assert before.free == (4, 5, 6, 7, 8, 3, 2, 1) and after.free == (5, 6, 7, 8, 3), (
+        "1, 2 out of the queue, 4 new"
+    )
+    assert viz.changed_blocks(before, after) == [1, 2, 4]
+    before, after = viz.around(record, "publish", "ada")
+    assert after.cached - before.cached == {1, 2}
+
+
+def test_around_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="no snapshots"):
+        viz.around(_recorded(snapshots=False), "lookup", "bob")
+    with pytest.raises(ValueError, match="left 1 marks 'lookup', so there is no number 1"):
+        viz.around(_recorded(), "lookup", "bob", 1)
+
+
+def test_without_snapshots_the_moments_are_the_ends_of_the_steps() -> None:
+    record = _recorded(snapshots=False)
+    assert [moment.when for moment in viz.moments(record)[1:]] == [state.when for state in viz.states(record)]
 
 
 def test_timeline_says_who_computed_found_waited_and_ended(record: Record) -> None:
@@ -257,7 +322,7 @@ def test_timeline_says_who_computed_found_waited_and_ended(record: Record) -> No
 
 
 def test_a_long_timeline_goes_on_below(record: Record) -> None:
-    steps = record.steps[:1] + [Step(_decode("ada", 10 + i), [], []) for i in range(49)]
+    steps = record.steps[:1] + [Step(_decode("ada", 10 + i)) for i in range(49)]
     picture = viz.timeline(Record(steps))
     assert {str(i) for i in range(50)} <= set(_words(picture))
     _check_legible(picture)

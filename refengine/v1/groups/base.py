@@ -31,7 +31,9 @@ class GroupManager(ABC):
         self.block_size = spec.block_size
         self.pool = pool
         self.tables: dict[str, list[KVCacheBlock]] = {}
-        self.num_published: dict[str, int] = {}  # leading blocks of the table that were published or were hits
+        self.num_published: dict[
+            str, int
+        ] = {}  # leading blocks of the table that were published or were hits
 
     @abstractmethod
     def find_longest_cache_hit(
@@ -51,7 +53,9 @@ class GroupManager(ABC):
         """The request's blocks in token order; empty for a request that holds none."""
         return self.tables.get(request_id, [])
 
-    def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock]) -> int:
+    def get_num_blocks_to_allocate(
+        self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock]
+    ) -> int:
         """Free blocks it takes for the request to have slots for `num_tokens` tokens, `hits` adopted first.
 
         A hit that nobody uses counts too: it stands in the free queue, and adopting it takes it from there.

@@ -1,0 +1,85 @@
+"""Misconceptions on the way from a schedule to tensors, to tokens, to text."""
+
+from __future__ import annotations
+
+from tests.mutants.world import Mutant
+
+RUNNER = (
+    Mutant(
+        "a row that moves leaves its tokens behind",
+        "v1.input_batch",
+        "            self.token_ids,\n",
+        "",
+        ("test_v1_input_batch::test_a_removed_row_is_filled_with_the_last_one_whole",),
+    ),
+    Mutant(
+        "a row that moves takes over the parameters that were there",
+        "v1.input_batch",
+        "self.request_ids[row], self.params[row] = self.request_ids[last], self.params[last]",
+        "self.request_ids[row] = self.request_ids[last]",
+        ("test_v1_input_batch::test_a_removed_row_is_filled_with_the_last_one_whole",),
+    ),
+    Mutant(
+        "a reused row goes on in the old block table",
+        "v1.input_batch",
+        "self.num_blocks[row] = 0",
+        "pass",
+        ("test_v1_input_batch::test_a_reused_row_starts_with_an_empty_table",),
+    ),
+    Mutant(
+        "new blocks replace the table",
+        "v1.input_batch",
+        "start = self.num_blocks[row]",
+        "start = 0",
+        ("test_v1_input_batch::test_blocks_are_appended_to_the_table",),
+    ),
+    Mutant(
+        "slots follow the row, not the block table",
+        "v1.model_runner",
+        "batch.block_table[row_of_token, positions // block_size] * block_size + positions % block_size",
+        "row_of_token * batch.token_ids.shape[1] + positions",
+        ("test_v1_model_runner::test_slots_come_from_the_block_table",),
+    ),
+    Mutant(
+        "row i is request i of the step",
+        "v1.model_runner",
+        "np.array([batch.row_of[share.request_id] for share in scheduled])",
+        "np.arange(len(scheduled))",
+        ("test_v1_model_runner::test_the_order_of_the_step_is_not_the_order_of_the_rows",),
+    ),
+    Mutant(
+        "positions start at 0, hit or not",
+        "v1.model_runner",
+        "np.repeat(first - query_start_loc[:-1], counts)",
+        "np.repeat(-query_start_loc[:-1], counts)",
+        ("test_v1_model_runner::test_a_prefix_hit_is_only_a_later_start",),
+    ),
+    Mutant(
+        "a sequence is as long as its new tokens",
+        "v1.model_runner",
+        "seq_lens=self._tensor(first + counts)",
+        "seq_lens=self._tensor(counts)",
+        ("test_v1_model_runner::test_a_prefix_hit_is_only_a_later_start",),
+    ),
+    Mutant(
+        "every chunk samples a token",
+        "v1.model_runner",
+        "if self.batch.num_computed_tokens[row] == self.batch.num_tokens[row]:",
+        "if True:",
+        ("test_v1_model_runner::test_no_token_before_the_whole_prompt_is_computed",),
+    ),
+    Mutant(
+        "the random generator belongs to the row",
+        "v1.model_runner",
+        "int(self.batch.num_tokens[row]), self.device",
+        "row, self.device",
+        ("test_v1_engine::test_a_seed_does_not_depend_on_the_row",),
+    ),
+    Mutant(
+        "the beginning of a stop text may be shown",
+        "outputs",
+        "cut = len(self._pending) - held_back(self._pending, self._stops)",
+        "cut = len(self._pending)",
+        ("test_outputs::test_a_stop_text_across_three_tokens_is_never_shown",),
+    ),
+)
