@@ -54,7 +54,6 @@ KIND_WORDS = {
     "float": "a finite number",
     "bool": "True or False",
     "str": "text",
-    "None": "None",
 }
 
 
@@ -83,7 +82,7 @@ class Options:
             kinds = [kind.strip() for kind in str(f.type).split("|")]
             value = getattr(self, f.name)
             if all(kind in KINDS for kind in kinds) and not any(KINDS[kind](value) for kind in kinds):
-                words = " or ".join(KIND_WORDS[kind] for kind in kinds)
+                words = " or ".join(KIND_WORDS[kind] for kind in kinds if kind != "None")
                 raise ConfigError(f"{f.name} must be {words}, not {value!r}")
 
 

@@ -97,8 +97,8 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Like `generate`, but yields each request's output after every step that added to it.
 
-        The same object is yielded again and grows; `new_text` is what came since it was last yielded. Leaving the loop early
-        aborts what is unfinished.
+        The same object is yielded again and grows; `new_text` is what came since it was last yielded. Leaving the
+        loop early aborts what is unfinished.
         """
         yield from self._run(self._start(prompts, params, request_ids, request_options))
 

@@ -8,7 +8,7 @@ vLLM: V0 model_executor/layers/sampler.py, V1 v1/sample/sampler.py and v1/sample
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,7 +58,12 @@ class SamplingParams(Options):
 
     @property
     def greedy(self) -> bool:
+        """Whether the best token is always taken, so that no seed matters."""
         return self.temperature < GREEDY_BELOW
+
+    def seeded(self, seed: int) -> SamplingParams:
+        """These parameters, with this seed if they need one and bring none: every run can be repeated."""
+        return self if self.greedy or self.seed is not None else replace(self, seed=seed)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ same six moments, in the order in which they happen, each with the facts that we
     run       K/V written, attention read         start, num_tokens
     append    sampled token joins the request     token_id, finish_reason
 
-Losing one's blocks again is `admit` with a no: preempted. Pictures, tables and widgets are drawn from these marks alone and never reach into an engine.
+Losing one's blocks again is `admit` with a no: preempted. Pictures, tables and widgets are drawn from these
+marks alone and never reach into an engine.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from refengine.v0.prefix_caching import PrefixCachingBlockAllocator
 
 
 class Device(enum.Enum):
+    """Where a block's memory is."""
+
     GPU = "GPU"
     CPU = "CPU"
 
@@ -34,6 +36,7 @@ class CpuGpuBlockAllocator:
         self._null_block: Block | None = None
 
     def on(self, device: Device) -> NaiveBlockAllocator:
+        """The allocator of a device."""
         return self.gpu if device is Device.GPU else self.cpu
 
     def of(self, block: Block) -> NaiveBlockAllocator:

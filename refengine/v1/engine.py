@@ -7,7 +7,6 @@ vLLM: V0 engine/llm_engine.py LLMEngine.step; V1 v1/engine/core.py EngineCore.st
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
@@ -24,6 +23,7 @@ from refengine.trace.observer import Observer
 from refengine.v1.events import KVCacheEvent
 from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
 from refengine.v1.input_batch import InputBatch
+from refengine.v1.kv_cache_manager import KVCacheManager
 from refengine.v1.model_runner import ModelRunner
 from refengine.v1.request import Request, RequestStatus
 from refengine.v1.scheduler_output import SchedulerOutput
@@ -52,24 +52,8 @@ class EngineCore:
         self.limits = RequestLimits(
             model.config.vocab_size, self.max_model_len, config.block_size, self.num_blocks - 1
         )
-        self.hasher = (
-            BlockHasher(
-                config.hash_algorithm, config.block_size, config.hash_seed, hash_block=parts.hash_block
-            )
-            if config.enable_prefix_caching
-            else None
-        )
-        self.kv_cache_manager = parts.kv_cache_manager(
-            [GroupSpec(0, FULL_ATTENTION, config.block_size)],
-            self.num_blocks,
-            self.max_model_len,
-            enable_caching=config.enable_prefix_caching,
-            enable_events=config.enable_kv_events,
-            watermark=config.watermark,
-            observer=observer,
-            make_block_pool=partial(parts.block_pool, make_free_queue=parts.free_queue),
-            managers={FULL_ATTENTION: parts.full_attention},
-        )
+        self.hasher = self._make_hasher() if config.enable_prefix_caching else None
+        self.kv_cache_manager = self._make_manager()
         self.scheduler = parts.scheduler(
             config, self.kv_cache_manager, self.max_model_len, eos_token_ids, observer
         )
@@ -84,6 +68,26 @@ class EngineCore:
         self._num_arrived = 0
         if observer is not None:
             observer.attach("v1", self.num_blocks, config.block_size, self.kv_cache_manager.snapshot)
+
+    def _make_hasher(self) -> BlockHasher:
+        config = self.config
+        return BlockHasher(
+            config.hash_algorithm, config.block_size, config.hash_seed, hash_block=self.parts.hash_block
+        )
+
+    def _make_manager(self) -> KVCacheManager:
+        config, parts = self.config, self.parts
+        return parts.kv_cache_manager(
+            [GroupSpec(0, FULL_ATTENTION, config.block_size)],
+            self.num_blocks,
+            self.max_model_len,
+            enable_caching=config.enable_prefix_caching,
+            enable_events=config.enable_kv_events,
+            watermark=config.watermark,
+            observer=self.observer,
+            make_block_pool=partial(parts.block_pool, make_free_queue=parts.free_queue),
+            managers={FULL_ATTENTION: parts.full_attention},
+        )
 
     def add_request(
         self,
@@ -104,10 +108,7 @@ class EngineCore:
             raise RequestError(request_id, "the id is in use by an unfinished request")
         self.limits.check(request_id, prompt_token_ids, params)
         arrival, self._num_arrived = self._num_arrived, self._num_arrived + 1
-        if params.seed is None and not params.greedy:
-            params = dataclasses.replace(
-                params, seed=self.config.seed + arrival
-            )  # reproducible, yet all different
+        params = params.seeded(self.config.seed + arrival)
         self.scheduler.add_request(
             Request(
                 request_id,

@@ -9,7 +9,7 @@ vLLM: V0 sequence.py Sequence, SequenceGroup; V1 v1/request.py Request.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from refengine.hashing import Adapter, BlockHash, BlockHasher
 from refengine.sampling import SamplingParams
@@ -93,6 +93,18 @@ class Request:
         """Adds sampled tokens. Mutates: the tokens, and the hashes of blocks that became full."""
         self.token_ids.extend(token_ids)
         self._extend_hashes()
+
+    def stop_status(self, eos_token_ids: Container[int], max_model_len: int) -> RequestStatus | None:
+        """Whether the last token ends the request, and why. Mutates: the stop reason, for a stop token."""
+        params, token_id = self.sampling_params, self.token_ids[-1]
+        if token_id in eos_token_ids and not params.ignore_eos:
+            return RequestStatus.FINISHED_STOPPED
+        if token_id in params.stop_token_ids:
+            self.stop_reason = token_id
+            return RequestStatus.FINISHED_STOPPED
+        if self.num_tokens >= max_model_len or self.num_output_tokens >= params.max_tokens:
+            return RequestStatus.FINISHED_LENGTH
+        return None
 
     def _extend_hashes(self) -> None:
         if self._hasher is not None:

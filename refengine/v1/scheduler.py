@@ -230,7 +230,7 @@ class Scheduler:
             for token_id in tokens:
                 request.append([token_id])
                 appended[request.request_id].append(token_id)
-                status = self._stop(request)
+                status = request.stop_status(self.eos_token_ids, self.max_model_len)
                 self._mark(
                     "append", request, token_id=token_id, finish_reason=status.value if status else None
                 )
@@ -238,18 +238,6 @@ class Scheduler:
                     self.finish(request.request_id, status)
                     break
         return appended
-
-    def _stop(self, request: Request) -> RequestStatus | None:
-        """Whether the token just appended ends the request, and why."""
-        params, token_id = request.sampling_params, request.token_ids[-1]
-        if token_id in self.eos_token_ids and not params.ignore_eos:
-            return RequestStatus.FINISHED_STOPPED
-        if token_id in params.stop_token_ids:
-            request.stop_reason = token_id
-            return RequestStatus.FINISHED_STOPPED
-        if request.num_tokens >= self.max_model_len or request.num_output_tokens >= params.max_tokens:
-            return RequestStatus.FINISHED_LENGTH
-        return None
 
     def finish(self, request_id: str, status: RequestStatus) -> Request | None:
         """Ends a request wherever it stands: done, aborted, or stopped by its text.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 MAX_MODEL_LEN = 96  # tokens; of the model that scenarios run on
 MAX_FOLLOWED = 60  # tokens; a longer request is not continued, so that prompts stay below MAX_MODEL_LEN
 EOS = 7
-CROWD = 2  # requests that are there from the beginning
+CROWD = 3  # requests that are there from the beginning
 
 STEMS = (
     (0, 1, 2, 3) * 5,

@@ -15,8 +15,8 @@ MANAGER = (
     Mutant(
         "a hit may have holes",
         "v1.groups.full_attention",
-        "                break",
-        "                continue",
+        "break",
+        "continue",
         ("test_v1_kv_cache_manager::test_a_hit_ends_at_the_first_missing_block",),
     ),
     Mutant(
@@ -57,9 +57,9 @@ MANAGER = (
     Mutant(
         "a refused request keeps its hit",
         "v1.kv_cache_manager",
-        "if required + reserved > self.block_pool.num_free_blocks:\n",
+        "if required + reserved > self.block_pool.num_free_blocks:",
         "if required + reserved > self.block_pool.num_free_blocks:\n"
-        "            self.coordinator.add_computed_blocks(request.request_id, hits.blocks)\n",
+        "            self.coordinator.add_computed_blocks(request.request_id, hits.blocks)",
         ("test_v1_kv_cache_manager::test_s08_a_refused_request_holds_nothing",),
     ),
     Mutant(
@@ -86,8 +86,8 @@ MANAGER = (
     Mutant(
         "a block is published when the request ends",
         "v1.kv_cache_manager",
-        "        if self.enable_caching:\n            self.coordinator.cache_blocks(",
-        "        if False:\n            self.coordinator.cache_blocks(",
+        "if self.enable_caching:\n            self.coordinator.cache_blocks(",
+        "if False:\n            self.coordinator.cache_blocks(",
         ("test_v1_publishing::test_published_at_allocation",),
     ),
     Mutant(

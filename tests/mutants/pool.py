@@ -8,15 +8,15 @@ POOL = (
     Mutant(
         "a reused block keeps its hash",
         "v1.block_pool",
-        "            self._evict(block)\n            block.ref_count = 1",
-        "            block.ref_count = 1",
+        "self._evict(block)\n            block.ref_count = 1",
+        "block.ref_count = 1",
         ("test_v1_block_pool::test_s03_a_block_in_use_is_not_found_under_its_old_hash",),
     ),
     Mutant(
         "a hit block stays in the free queue",
         "v1.block_pool",
-        "            if block.ref_count == 0 and not block.is_null:\n                self.free_queue.remove(block)",
-        "            pass",
+        "if block.ref_count == 0 and not block.is_null:\n                self.free_queue.remove(block)",
+        "pass",
         ("test_v1_block_pool::test_s06_a_hit_leaves_the_free_queue_and_counts_its_users",),
     ),
     Mutant(
@@ -33,8 +33,8 @@ POOL = (
     Mutant(
         "a double release is harmless",
         "v1.block_pool",
-        "            if block.ref_count == 0:\n                raise",
-        "            if False:\n                raise",
+        "if block.ref_count == 0:\n                raise",
+        "if False:\n                raise",
         ("test_v1_block_pool::test_s17_releasing_a_block_that_nobody_uses_is_noticed",),
     ),
     Mutant(
@@ -61,8 +61,8 @@ POOL = (
     Mutant(
         "evicting one copy of a block removes the hash of all",
         "v1.block_pool",
-        "        if not copies:\n            del",
-        "        if True:\n            del",
+        "if not copies:\n            del",
+        "if True:\n            del",
         ("test_v1_block_pool::test_s12_when_one_copy_goes_the_other_is_found",),
     ),
     Mutant(

@@ -8,7 +8,7 @@ RUNNER = (
     Mutant(
         "a row that moves leaves its tokens behind",
         "v1.input_batch",
-        "            self.token_ids,\n",
+        "self.token_ids,",
         "",
         ("test_v1_input_batch::test_a_removed_row_is_filled_with_the_last_one_whole",),
     ),

@@ -15,9 +15,9 @@ SCHEDULER = (
     Mutant(
         "blocks are taken before it is known whether the step has room",
         "v1.scheduler",
-        "                return\n            num_new_tokens = min(num_new_tokens, draft.budget)\n",
-        "                self.kv_cache_manager.allocate_slots(request, num_new_tokens, hits, num_hit_tokens)\n"
-        "                return\n            num_new_tokens = min(num_new_tokens, draft.budget)\n",
+        "return\n            num_new_tokens = min(num_new_tokens, draft.budget)",
+        "self.kv_cache_manager.allocate_slots(request, num_new_tokens, hits, num_hit_tokens)\n"
+        "                return\n            num_new_tokens = min(num_new_tokens, draft.budget)",
         ("test_v1_scheduler::test_s05_no_blocks_are_held_without_token_budget",),
     ),
     Mutant(
@@ -79,8 +79,8 @@ SCHEDULER = (
     Mutant(
         "a resumed request had its own blocks cached",
         "v1.scheduler",
-        "        if not resumed:\n",
-        "        if True:\n",
+        "if not resumed:",
+        "if True:",
         ("test_v1_scheduler_preemption::test_a_resumed_request_keeps_its_first_hit_as_cached_tokens",),
     ),
     Mutant(
@@ -107,12 +107,12 @@ SCHEDULER = (
     Mutant(
         "whether a request ends is decided before the token joins",
         "v1.scheduler",
-        "                request.append([token_id])\n"
+        "request.append([token_id])\n"
         "                appended[request.request_id].append(token_id)\n"
-        "                status = self._stop(request)\n",
-        "                status = self._stop(request)\n"
+        "                status = self._stop(request)",
+        "status = self._stop(request)\n"
         "                request.append([token_id])\n"
-        "                appended[request.request_id].append(token_id)\n",
+        "                appended[request.request_id].append(token_id)",
         ("test_v1_scheduler_stopping::test_max_tokens_counts_the_token_just_appended",),
     ),
     Mutant(

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from itertools import pairwise
 from types import CodeType, ModuleType
 
 import pytest
@@ -28,6 +30,7 @@ MISSED = pytest.fail.Exception  # what `pytest.raises` raises if nothing was rai
 class Mutant:
     """A misconception as an engine: `module` (below refengine) with `old`, which occurs once, read as `new`.
 
+    Spaces and line breaks of `old` do not count, so that a formatter may break its line elsewhere.
     `caught_by` names directed tests as `test_module::test_function`; every one of them has to fail.
     """
 
@@ -43,10 +46,20 @@ class Mutant:
 
     def applied_to(self, source: str) -> str:
         """The wrong source. Raises: ValueError unless the right one holds the text to change exactly once."""
-        count = source.count(self.old)
-        if count != 1:
-            raise ValueError(f"{self.module_name} holds {self.old!r} {count} times, not once")
-        return source.replace(self.old, self.new)
+        found = [match.span() for match in _ignoring_space(self.old).finditer(source)]
+        if len(found) != 1:
+            raise ValueError(f"{self.module_name} holds {self.old!r} {len(found)} times, not once")
+        ((start, end),) = found
+        return source[:start] + self.new + source[end:]
+
+
+def _ignoring_space(text: str) -> re.Pattern[str]:
+    tokens = re.findall(r"\w+|[^\w\s]", text)
+    pattern = re.escape(tokens[0])
+    for before, token in pairwise(tokens):
+        between = r"\s+" if before[-1:].isidentifier() and token[:1].isidentifier() else r"\s*"
+        pattern += between + re.escape(token)
+    return re.compile(rf"(?<!\w){pattern}(?!\w)" if tokens[0][0].isidentifier() else pattern)
 
 
 class _Loader(SourceFileLoader):

@@ -137,7 +137,7 @@ def test_a_bad_request_in_a_batch_fails_alone(llm: LLM, expected: list[int]) -> 
 
 
 def test_text_without_a_tokenizer(tmp_path: Path, expected: list[int]) -> None:
-    llm = LLM(str(save_model(tmp_path / "bare", with_tokenizer=False)), block_size=4)
+    llm = LLM(str(save_model(tmp_path / "bare", with_tokenizer=False)), num_blocks=65)
     text = refused(llm, lambda: llm.generate("hello", request_ids=["t"]))
     assert text == "request 't': the model came without a tokenizer, so a prompt must be token ids"
     still_serves(llm, expected)
@@ -145,7 +145,7 @@ def test_text_without_a_tokenizer(tmp_path: Path, expected: list[int]) -> None:
 
 def test_a_stop_text_without_a_tokenizer(tmp_path: Path, expected: list[int]) -> None:
     """There is no text to find it in: it must not be dropped silently."""
-    llm = LLM(str(save_model(tmp_path / "bare", with_tokenizer=False)), block_size=4)
+    llm = LLM(str(save_model(tmp_path / "bare", with_tokenizer=False)), num_blocks=65)
     text = refused(llm, lambda: llm.generate(GOOD, SamplingParams(stop="end"), request_ids=["t"]))
     assert text.startswith("request 't': ") and "stop" in text and "tokenizer" in text
     still_serves(llm, expected)

@@ -87,7 +87,7 @@ def test_options_of_the_wrong_kind_are_refused_at_once(options: dict[str, Any]) 
     [
         ({"temprature": 1.0}, "SamplingParams has no option 'temprature'; did you mean 'temperature'?"),
         ({"temperature": -1}, "temperature must be a number of at least 0, not -1"),
-        ({"temperature": float("inf")}, "temperature must be finite, not inf"),
+        ({"temperature": float("inf")}, "temperature must be a finite number, not inf"),
         ({"top_k": -1}, "top_k must be a number of at least 0, not -1"),
         ({"top_k": 1.5}, "top_k must be a whole number, not 1.5"),
         ({"top_p": 0}, "top_p must be above 0 and at most 1, not 0"),

@@ -45,7 +45,7 @@ def test_text_is_the_decoded_tokens(llm: LLM) -> None:
 
 def test_stream_and_generate_are_equal(llm: LLM, model_dir: Path) -> None:
     params = [SamplingParams(max_tokens=n) for n in (1, 5, 16, 7)]
-    expected = LLM(str(model_dir), block_size=4).generate(PROMPTS, params)
+    expected = LLM(str(model_dir), block_size=4, num_blocks=65).generate(PROMPTS, params)
     pieces: dict[str, str] = {}
     final: dict[str, RequestOutput] = {}
     for output in llm.stream(PROMPTS, params):
@@ -224,7 +224,9 @@ def close(a: dict[int, Logprob] | None, b: dict[int, Logprob] | None) -> bool:
 def test_prompt_scores_in_chunks_equal_unchunked(llm: LLM, model_dir: Path, budget: int) -> None:
     prompts, params = [numbers(1, 13), numbers(3, 9)], SamplingParams(prompt_logprobs=3)
     expected = llm.generate(prompts, params)
-    chunked = LLM(str(model_dir), block_size=4, max_num_batched_tokens=budget).generate(prompts, params)
+    chunked = LLM(str(model_dir), block_size=4, num_blocks=65, max_num_batched_tokens=budget).generate(
+        prompts, params
+    )
     for a, b in zip(expected, chunked, strict=True):
         assert a.prompt_logprobs is not None and b.prompt_logprobs is not None
         assert len(a.prompt_logprobs) == len(b.prompt_logprobs) == len(a.prompt_token_ids)
@@ -259,7 +261,7 @@ def test_a_seed_does_not_depend_on_the_batch(llm: LLM) -> None:
 def test_a_seed_does_not_depend_on_preemption(model_dir: Path) -> None:
     """Misconception: "a resumed request goes on drawing"; its generator has been forgotten with its row."""
     prompts = [numbers(1, 15), numbers(11, 25)]
-    calm = LLM(str(model_dir), block_size=4).generate(prompts, SEEDED)
+    calm = LLM(str(model_dir), block_size=4, num_blocks=65).generate(prompts, SEEDED)
     marks = Marks()
     tight = LLM(str(model_dir), block_size=4, num_blocks=12, observer=marks).generate(prompts, SEEDED)
     assert any("preempted" in facts["reason"] for facts in marks.of("admit"))
@@ -269,7 +271,9 @@ def test_a_seed_does_not_depend_on_preemption(model_dir: Path) -> None:
 def test_without_a_seed_the_engines_seed_makes_it_reproducible(model_dir: Path) -> None:
     def ask(seed: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=12, temperature=1.0)
-        outputs = LLM(str(model_dir), block_size=4, seed=seed).generate([[1, 2, 3]] * 2, params)
+        outputs = LLM(str(model_dir), block_size=4, num_blocks=65, seed=seed).generate(
+            [[1, 2, 3]] * 2, params
+        )
         return [output.token_ids for output in outputs]
 
     first, second = ask(0)

@@ -65,7 +65,7 @@ def test_a_single_stop_text_and_lists_become_tuples() -> None:
         ({"top_k": 1.5}, "top_k must be a whole number"),
         ({"top_p": 0}, "top_p must be above 0 and at most 1, not 0"),
         ({"top_p": 1.01}, "top_p must be above 0"),
-        ({"top_p": math.nan}, "top_p must be above 0"),
+        ({"top_p": math.nan}, "top_p must be a finite number"),
         ({"max_tokens": 0}, "max_tokens must be a number of at least 1"),
         ({"max_tokens": None}, "max_tokens must be a whole number, not None"),
         ({"max_tokens": True}, "max_tokens must be a number"),

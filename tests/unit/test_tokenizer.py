@@ -135,7 +135,15 @@ def test_a_stream_can_be_used_again(directory: Path) -> None:
     tokenizer = Tokenizer(directory)
     stream = tokenizer.stream()
     for _ in range(2):
-        assert stream.push(tokenizer.encode("a")[0]) + stream.finish() == "a"
+        assert stream.push(tokenizer.encode("日")[0]) == ""
+        assert stream.finish() == REPLACEMENT
+    assert stream.finish() == ""
+
+
+def test_a_token_without_text_does_not_swallow_the_next_space(tokenizer: Tokenizer) -> None:
+    """The space in front of a text's first word is dropped, so a window must not begin at a skipped token."""
+    ids = [*tokenizer.encode("a"), *tokenizer.encode("<eos>")[-1:], *tokenizer.encode("a the")[1:]]
+    assert tokenizer.decode(ids) == "".join(pieces(tokenizer, ids)) == "a the"
 
 
 def test_a_long_stream_decodes_short_windows(directory: Path) -> None:

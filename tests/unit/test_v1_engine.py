@@ -63,7 +63,7 @@ def test_preemption_happens_in_the_tight_configuration() -> None:
     for name in ("A", "B"):
         engine.add_request(name, [ord(name) % 20, *numbers(1, 15)], SamplingParams(max_tokens=16))
     tokens = run(engine)
-    assert any("preempted in favour of" in facts["reason"] for facts in marks.of("admit"))
+    assert any(facts["reason"].startswith("preempted") for facts in marks.of("admit"))
     for name in ("A", "B"):
         assert tokens[name] == greedy(make_decoder(), [ord(name) % 20, *numbers(1, 15)], 16)
 
