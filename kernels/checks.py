@@ -92,13 +92,11 @@ def window(sliding_window: int | None) -> None:
 
 
 def pairs(block_pairs: Sequence[tuple[int, int]], num_blocks: int) -> None:
-    """Every id exists, and no block is both read and overwritten."""
-    sources, destinations = {pair[0] for pair in block_pairs}, {pair[1] for pair in block_pairs}
-    for block in sources | destinations:
-        if not 0 <= block < num_blocks:
-            raise ValueError(f"block {block} does not exist; the cache has {num_blocks} blocks")
-    if sources & destinations or len(destinations) < len(block_pairs):
-        raise ValueError(f"pairs {list(block_pairs)} write a block that another pair reads or writes")
+    """Every block id exists."""
+    for pair in block_pairs:
+        for block in pair:
+            if not 0 <= block < num_blocks:
+                raise ValueError(f"block {block} does not exist; the cache has {num_blocks} blocks")
 
 
 def _describe(x: Tensor) -> str:

@@ -179,13 +179,15 @@ def paged_attention_decode(
 
 
 def copy_blocks(caches: Caches, pairs: Sequence[tuple[int, int]], backend: str | None = None) -> None:
-    """Copies whole blocks within the cache, in every layer, as if one pair after another.
+    """Copies whole blocks within the cache, in every layer, one pair after another.
+
+    The order counts: a block may be freed after it was copied, and be the destination of a later pair.
 
     Args:
         caches: one (key_cache, value_cache) per layer.
-        pairs: (source, destination) block ids. No destination may be the source of a later pair.
+        pairs: (source, destination) block ids.
     Mutates: every cache.
-    Raises: ValueError for a block that does not exist and for pairs that depend on their order.
+    Raises: ValueError for a block that does not exist.
     vLLM: V0 `copy_blocks` in csrc/cache_kernels.cu (copy-on-write); V1 never copies blocks.
     """
     if not caches or not pairs:

@@ -123,10 +123,10 @@ def paged_attention_decode(
 
 def copy_blocks(caches: Sequence[tuple[Tensor, Tensor]], pairs: Sequence[tuple[int, int]]) -> None:
     """See `kernels.copy_blocks`."""
-    sources, destinations = torch.tensor(pairs, device=caches[0][0].device).T
     for layer in caches:
         for cache in layer:
-            cache[destinations] = cache[sources]
+            for source, destination in pairs:
+                cache[destination] = cache[source]
 
 
 def attend(
@@ -188,20 +188,19 @@ def cut(
     return [
         _piece(block_tables[i:j], starts[i], query_lens[i], lengths[i:j], counts[i:j], window, key_cache)
         for i, j in _neighbours(query_lens, counts, most)
+        if any(query_lens[i:j])
     ]
 
 
 def _neighbours(query_lens: list[int], counts: list[int], most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of sequences that fit in one piece of at most `most` keys; those with no query are left out."""
+    """Ranges of sequences with one query length that together gather at most `most` keys, or of a single one."""
     first, widest = 0, 0
-    for i, count in enumerate([*counts, 0]):
+    for i, count in enumerate(counts):
         widest = max(widest, count)
-        fits = (i + 1 - first) * widest <= most or i == first
-        if i < len(counts) and query_lens[i] == query_lens[first] and fits:
-            continue
-        if i and query_lens[first]:
+        if query_lens[i] != query_lens[first] or (i > first and (i + 1 - first) * widest > most):
             yield first, i
-        first, widest = i, count
+            first, widest = i, count
+    yield first, len(counts)
 
 
 def _piece(

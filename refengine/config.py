@@ -18,7 +18,7 @@ from refengine.errors import ConfigError
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 POLICIES = ("fcfs", "priority")
 DTYPES = ("float32", "bfloat16", "float16")
-ENGINES = ("v1",)
+ENGINES = ("v1", "v0")
 MODES = ("fixed", "faithful")
 PREEMPTION_MODES = ("recompute", "swap")
 

@@ -26,9 +26,11 @@ from refengine.outputs import OutputProcessor, RequestOutput
 from refengine.parts import load_parts
 from refengine.sampling import SamplingParams
 from refengine.trace.observer import Observer
+from refengine.v0.engine import LLMEngine
 from refengine.v1.engine import EngineCore
 
 Prompt = str | Sequence[int]  # text, or token ids
+ENGINE_CLASSES: dict[str, type[EngineCore] | type[LLMEngine]] = {"v1": EngineCore, "v0": LLMEngine}
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class LLM:
         decoder = load_model(model, getattr(torch, self.config.dtype), self.config.device)
         self.tokenizer = load_tokenizer(model)
         eos_token_ids = self.tokenizer.eos_token_ids if self.tokenizer else decoder.config.eos_token_ids
-        self.engine = EngineCore(self.config, decoder, eos_token_ids, observer, load_parts(parts))
+        engine = ENGINE_CLASSES[self.config.engine]
+        self.engine = engine(self.config, decoder, eos_token_ids, observer, load_parts(parts))
         self._processors: dict[str, OutputProcessor] = {}
         self._counter = itertools.count()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from refengine.llm import LLM
 from refengine.model.corpus import World, world
@@ -61,8 +62,13 @@ class Run:
 
     answers: list[Answer]
     recorder: Recorder
-    hit_rate: float
     parts: dict[str, str]  # slot -> name, of parts that are not ours
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of all prompt tokens that were found in the cache."""
+        summaries = [answer.summary for answer in self.answers]
+        return sum(s.hit_tokens for s in summaries) / sum(s.num_prompt_tokens for s in summaries)
 
     @property
     def second_wave_seconds(self) -> float:
@@ -103,6 +109,9 @@ def _run(options: DemoOptions, drawn: World, caching: bool, advance: Callable[[]
         parts=options.parts,
         num_blocks=NUM_BLOCKS,
     )
+    warm_up = world(random.Random(-1), options.facts)
+    llm.generate(warm_up.prompt(warm_up.questions[0].question), SamplingParams(max_tokens=2))
+    recorder.steps.clear()
     questions = drawn.questions[: options.questions]
     params = SamplingParams(max_tokens=24, stop="\n")
     answers: list[Answer] = []
@@ -130,36 +139,34 @@ def _run(options: DemoOptions, drawn: World, caching: bool, advance: Callable[[]
             )
         if options.corrupt and caching:
             _shift_cached_values(llm)
-    hit_rate = llm.engine.kv_cache_manager.stats.hit_rate
-    return Run(answers, recorder, hit_rate, llm.engine.parts.replaced())
+    return Run(answers, recorder, llm.engine.parts.replaced())
 
 
 def _shift_cached_values(llm: LLM) -> None:
     """Every cached block gets its neighbour's values, in all layers. Mutates: the KV cache."""
-    pool = llm.engine.kv_cache_manager.block_pool
-    cached = [block.block_id for block in pool.blocks if block.block_hash is not None]
-    for _, values in llm.engine.model_runner.kv_cache.layers:
+    cached = llm.engine.snapshot().cached
+    for _, values in llm.engine.kv_cache.layers:
         values[cached] = values[cached[1:] + cached[:1]].clone()
 
 
 def _table(run: Run) -> Table:
     table = Table(title="Cache on: who computed what", title_justify="left")
     table.add_column("request")
-    for name in ("prompt\ntokens", "from\ncache"):
-        table.add_column(name, justify="right")
-    table.add_column("computed in step: tokens")
-    table.add_column("blocks (found | own)")
+    table.add_column("prompt\ntokens", justify="right")
+    table.add_column("from\ncache", justify="right")
+    table.add_column("tokens computed\nin each step")
+    table.add_column("blocks\nfound | own")
     table.add_column("answer")
     for answer in run.answers:
         summary = answer.summary
+        found = summary.num_shared_blocks
         table.add_row(
             summary.request_id,
             str(summary.num_prompt_tokens),
             str(summary.hit_tokens),
             _steps(summary.scheduled),
-            f"{_ranges(summary.block_ids[: summary.num_shared_blocks])} | "
-            f"{_ranges(summary.block_ids[summary.num_shared_blocks :])}",
-            f"{answer.text.strip()} {'[green]right[/green]' if answer.is_right else '[red]wrong[/red]'}",
+            f"{_ranges(summary.block_ids[:found])} | {_ranges(summary.block_ids[found:])}",
+            Text(answer.text.strip(), style="green" if answer.is_right else "red"),
         )
     return table
 
@@ -182,11 +189,12 @@ def _print_sums(on: Run, off: Run, options: DemoOptions, console: Console) -> No
 
 
 def _steps(scheduled: list[tuple[int, int]]) -> str:
-    """`2: 37, then 1 each up to 9`: the first step in full, the decode steps as a range."""
+    """`7: 17, 8-13: 1`: chunks of a prompt one by one, decode steps as a range."""
     chunks = [f"{step}: {n}" for step, n in scheduled if n > 1]
     decodes = [step for step, n in scheduled if n == 1]
     if decodes:
-        chunks.append(f"{decodes[0]}-{decodes[-1]}: 1 each" if len(decodes) > 1 else f"{decodes[0]}: 1")
+        span = f"{decodes[0]}-{decodes[-1]}" if len(decodes) > 1 else f"{decodes[0]}"
+        chunks.append(f"{span}: 1")
     return ", ".join(chunks)
 
 

@@ -82,18 +82,9 @@ class ModelConfig:
         Raises: CheckpointError for a family, activation, rotary scheme or attention pattern that the decoder
         does not implement, and for a missing size.
         """
-        family = raw.get("model_type")
-        if family not in FAMILIES:
-            raise CheckpointError(
-                f"model_type {family!r} is not supported; this engine reads {', '.join(FAMILIES)}"
-            )
-        if raw.get("hidden_act", "silu") != "silu":
-            raise CheckpointError(f"hidden_act {raw['hidden_act']!r} is not supported, only 'silu'")
-        if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
-            raise CheckpointError("sliding-window layers are not supported yet")
-        if raw.get("quantization_config"):
-            raise CheckpointError("quantized weights are not supported, only float32, bfloat16 and float16")
+        _refuse_what_is_not_implemented(raw)
         try:
+            family = raw["model_type"]
             num_heads, hidden_size = raw["num_attention_heads"], raw["hidden_size"]
             rope = _rope(raw)
             attention_bias = bool(raw.get("attention_bias", False))
@@ -121,6 +112,20 @@ class ModelConfig:
             raise CheckpointError(f"config.json has no {missing.args[0]!r}") from None
         except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
             raise CheckpointError(f"config.json has a value of the wrong kind: {error}") from None
+
+
+def _refuse_what_is_not_implemented(raw: dict[str, Any]) -> None:
+    family = raw.get("model_type")
+    if family not in FAMILIES:
+        raise CheckpointError(
+            f"model_type {family!r} is not supported; this engine reads {', '.join(FAMILIES)}"
+        )
+    if raw.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"hidden_act {raw['hidden_act']!r} is not supported, only 'silu'")
+    if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
+        raise CheckpointError("sliding-window layers are not supported yet")
+    if raw.get("quantization_config"):
+        raise CheckpointError("quantized weights are not supported, only float32, bfloat16 and float16")
 
 
 def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:

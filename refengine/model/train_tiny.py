@@ -1,7 +1,7 @@
 """How the shipped tiny model was made, and how to make it again: one file, one thread, less than an hour.
 
-    python -m refengine.model.train_tiny --out DIR --minutes 40
-    python -m refengine.model.train_tiny --out DIR --minutes 40 --resume DIR    # after an interruption
+    python -m refengine.model.train_tiny --out DIR --minutes 48
+    python -m refengine.model.train_tiny --out DIR --minutes 48 --resume DIR    # after an interruption
 
 The model must learn one thing: to find in its context the fact that a question is about, and to repeat it.
 That takes two heads in a row (an induction circuit): one tells each token what stood before it, the other
@@ -285,7 +285,7 @@ def main() -> None:
     """Trains a tiny model from the command line."""
     parser = argparse.ArgumentParser(description="Train the tiny model.")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=40.0)
+    parser.add_argument("--minutes", type=float, default=48.0)
     parser.add_argument("--resume", type=Path, help="directory of an interrupted run")
     options = parser.parse_args()
     torch.set_num_threads(1)

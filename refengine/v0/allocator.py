@@ -108,6 +108,9 @@ class NaiveBlockAllocator:
         """How many leading blocks can be found: none."""
         return 0
 
+    def forget(self, hashes: Iterable[ContentHash | None]) -> None:
+        """Nothing is cached, so nothing needs to be forgotten."""
+
     def reset_prefix_cache(self) -> bool:
         """There is nothing to forget. Returns: True."""
         return True

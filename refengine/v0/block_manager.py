@@ -10,9 +10,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence as SequenceOf
 
+from refengine.trace.observer import PoolSnapshot
 from refengine.v0.block import Block
 from refengine.v0.block_table import BlockTable
 from refengine.v0.device_allocator import CpuGpuBlockAllocator, Device
+from refengine.v0.prefix_caching import PrefixCachingBlockAllocator
 from refengine.v0.sequence import Sequence, SequenceGroup, SequenceStatus
 from refengine.v0.tracker import ComputedBlocksTracker, LastAccessTracker
 
@@ -214,6 +216,25 @@ class BlockManager:
         table.free()
         del self.tables[seq.seq_id]
 
+    def forget_uncomputed(self, seq: Sequence) -> None:
+        """Makes the sequence's GPU blocks past its computed tokens unfindable: nobody will fill them now.
+
+        Mutates: the cache.
+        """
+        if self.enable_caching and seq.seq_id in self.tables:
+            blocks = self.tables[seq.seq_id].blocks[seq.num_computed_tokens // self.block_size :]
+            self.allocator.gpu.forget(block.content_hash for block in blocks)
+
+    def get_cached_block_ids(self, seq: Sequence, num_cached_tokens: int) -> list[int]:
+        """The blocks behind an answer of `get_num_cached_tokens`, for an observer."""
+        hashes = self.computed.hashes(seq)[: num_cached_tokens // self.block_size]
+        gpu = self.allocator.gpu
+        return [
+            gpu.cached[each]
+            for each in hashes
+            if isinstance(gpu, PrefixCachingBlockAllocator) and each in gpu.cached
+        ]
+
     def reset_prefix_cache(self) -> bool:
         """Forgets all contents if no GPU block is in use. Returns: whether it was done."""
         return self.allocator.gpu.reset_prefix_cache()
@@ -225,6 +246,17 @@ class BlockManager:
     def block_ids(self, seq: Sequence) -> list[int]:
         """The sequence's block table, empty if it has none."""
         return self.tables[seq.seq_id].block_ids if seq.seq_id in self.tables else []
+
+    def snapshot(self) -> PoolSnapshot:
+        """How the GPU blocks stand now, for an observer. Free: the list in order, then what would be evicted."""
+        gpu = self.allocator.gpu
+        free, cached = list(gpu.free_ids), list[int]()
+        if isinstance(gpu, PrefixCachingBlockAllocator):
+            free += [block_id for block_id, _, _ in gpu.evictor.order()]
+            cached = sorted(gpu.cached.values())
+        return PoolSnapshot(
+            free, cached, {str(seq_id): [table.block_ids] for seq_id, table in self.tables.items()}
+        )
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless both devices' blocks are each in exactly one place."""

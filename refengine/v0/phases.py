@@ -54,7 +54,7 @@ class SchedulerPhases:
                 continue
             uncached, cached = self._num_new_tokens(group, SequenceStatus.WAITING, budget, partial)
             status = self.block_manager.can_allocate(group)
-            self._mark_lookup(group, uncached, cached)
+            self._mark_lookup(group, cached)
             if uncached + cached > self._prompt_limit or status is AllocStatus.NEVER:
                 self._ignore(self.waiting.popleft(), out)
                 continue
@@ -67,7 +67,7 @@ class SchedulerPhases:
                 )
                 self._mark("admit", group, admitted=False, reason=reason)
                 break
-            self._admit(self.waiting.popleft())
+            self._admit(self.waiting.popleft(), cached)
             if partial is not None:
                 partial.add(group)
             phase.prefills.append(ScheduledGroup(group, uncached + cached))
@@ -76,13 +76,15 @@ class SchedulerPhases:
         self.waiting.extendleft(postponed)
         return phase
 
-    def _admit(self, group: SequenceGroup) -> None:
+    def _admit(self, group: SequenceGroup, num_cached_tokens: int) -> None:
         """Takes blocks for the whole prompt, cached ones among them, and starts it."""
+        group.num_cached_tokens = num_cached_tokens
+        found = num_cached_tokens // self.config.block_size
         self.block_manager.allocate(group)
         for seq in group.get_seqs(SequenceStatus.WAITING):
             seq.status = SequenceStatus.RUNNING
         self._mark("admit", group, admitted=True, reason="new")
-        self._mark_allocate(group, self.block_manager.block_ids(group.first_seq))
+        self._mark_allocate(group, self.block_manager.block_ids(group.first_seq)[found:])
 
     def _ignore(self, group: SequenceGroup, out: SchedulerOutputs) -> None:
         for seq in group.seqs:
@@ -240,8 +242,13 @@ class SchedulerPhases:
 
     # -- telling --------------------------------------------------------------------------------------------
 
-    def _mark_lookup(self, group: SequenceGroup, uncached: int, cached: int) -> None:
-        self._mark("lookup", group, num_tokens=len(group.first_seq), hit_tokens=cached, block_ids=[[]])
+    def _mark_lookup(self, group: SequenceGroup, cached: int) -> None:
+        if self.observer is not None:
+            seq = group.first_seq
+            found = self.block_manager.get_cached_block_ids(
+                seq, self.block_manager.get_num_cached_tokens(seq)
+            )
+            self._mark("lookup", group, num_tokens=len(seq), hit_tokens=cached, block_ids=[found])
 
     def _mark_allocate(self, group: SequenceGroup, block_ids: list[int]) -> None:
         self._mark("allocate", group, num_tokens=0, block_ids=[block_ids])

@@ -111,6 +111,14 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
             else:
                 raise KeyError(f"block {block_id} is neither used nor cached here")
 
+    def forget(self, hashes: Iterable[ContentHash | None]) -> None:
+        """Makes used blocks with these hashes unfindable. Mutates: the cache."""
+        for content_hash in hashes:
+            block_id = self.cached.get(content_hash) if content_hash is not None else None
+            if content_hash is not None and block_id is not None and block_id in self.trackers:
+                del self.cached[content_hash]
+                self._touched.discard(block_id)
+
     def reset_prefix_cache(self) -> bool:
         """Forgets all contents if no block is in use. Returns: whether it was done. Mutates: everything."""
         if self.num_free_blocks != self.num_blocks:

@@ -157,6 +157,26 @@ class Scheduler(SchedulerPhases):
             adapter=first.adapter,
         )
 
+    def take_back(self, out: SchedulerOutputs) -> None:
+        """Undoes a step that did not run to its end. Its groups start over, from what earlier steps have computed.
+
+        So do the groups it swapped out, whose blocks may not have been copied.
+        Mutates: queues, blocks, sequences.
+        """
+        swapped_out = [group for group, mode in out.preempted if mode == "SWAP"]
+        for group in reversed([*(each.group for each in out.scheduled), *swapped_out]):
+            for queue in (self.running, self.waiting, self.swapped):
+                if group in queue:
+                    queue.remove(group)
+            if group.is_finished:
+                continue
+            for seq in group.seqs:
+                self.block_manager.forget_uncomputed(seq)
+                self.block_manager.free(seq)
+                seq.reset_for_recompute()
+            self.waiting.appendleft(group)
+            self._mark("admit", group, admitted=False, reason="preempted: its step failed")
+
     # -- the end --------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str) -> SequenceGroup | None:

@@ -32,6 +32,8 @@ class SequenceStatus(enum.Enum):
 
 
 class SequenceStage(enum.Enum):
+    """Whether a sequence has tokens left to compute besides the one sampled last."""
+
     PREFILL = "PREFILL"
     DECODE = "DECODE"
 
@@ -110,8 +112,10 @@ class SequenceGroup:
         self.params = params or SamplingParams()
         self.arrival = arrival
         self.priority = priority  # smaller is served first
+        self.num_cached_tokens = 0  # of the prompt, found when the group was first admitted
 
     def get_seqs(self, status: SequenceStatus | None = None) -> list[Sequence]:
+        """The sequences with this status; None: all."""
         return [seq for seq in self.seqs if status is None or seq.status is status]
 
     @property

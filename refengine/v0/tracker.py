@@ -38,7 +38,7 @@ class ComputedBlocksTracker:
         """
         if not self.enable_caching:
             return 0
-        hashes = self._extend_hashes(seq)
+        hashes = self.hashes(seq)
         known = self._num_cached_tokens.get(seq.seq_id)
         may_have_changed = not self.faithful and seq.status is SequenceStatus.WAITING
         if known is None or not seq.is_prefill or may_have_changed:
@@ -53,7 +53,8 @@ class ComputedBlocksTracker:
         self._hashes.pop(seq.seq_id, None)
         self._num_cached_tokens.pop(seq.seq_id, None)
 
-    def _extend_hashes(self, seq: Sequence) -> list[ContentHash]:
+    def hashes(self, seq: Sequence) -> list[ContentHash]:
+        """The chained hashes of the sequence's full blocks. Mutates: the memory of them."""
         hashes = self._hashes.setdefault(seq.seq_id, [])
         while (start := len(hashes) * self.block_size) + self.block_size <= len(seq):
             tokens = seq.token_ids[start : start + self.block_size]

@@ -19,7 +19,7 @@ from refengine.model.decoder import Decoder
 from refengine.outputs import SampledTokens, StepOutput
 from refengine.parts import Parts
 from refengine.sampling import SamplingParams
-from refengine.trace.observer import Observer
+from refengine.trace.observer import Observer, PoolSnapshot
 from refengine.v1.events import KVCacheEvent
 from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
 from refengine.v1.input_batch import InputBatch
@@ -67,7 +67,7 @@ class EngineCore:
         )
         self._num_arrived = 0
         if observer is not None:
-            observer.attach("v1", self.num_blocks, config.block_size, self.kv_cache_manager.snapshot)
+            observer.attach("v1", self.num_blocks, config.block_size, self.snapshot)
 
     def _make_hasher(self) -> BlockHasher:
         config = self.config
@@ -173,6 +173,15 @@ class EngineCore:
     @property
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests
+
+    @property
+    def kv_cache(self) -> KVCache:
+        """The tensors, for whoever wants to look or to spoil them."""
+        return self.model_runner.kv_cache
+
+    def snapshot(self) -> PoolSnapshot:
+        """How the blocks stand now."""
+        return self.kv_cache_manager.snapshot()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes. Returns: False, with nothing changed, while a request runs."""

@@ -8,11 +8,12 @@ is an `<img>` with an alternative text that says the same; a table is text and H
 from refengine.viz.chain import HashedBlock, chain_picture, hashed_blocks
 from refengine.viz.layout import layout_picture
 from refengine.viz.picture import Picture
-from refengine.viz.pool import changed_blocks, pool_pair, pool_picture
+from refengine.viz.pool import changed_blocks, joined_queue, left_queue, pool_pair, pool_picture
 from refengine.viz.state import BlockFacts, PoolState, around, moments, states
 from refengine.viz.stepper import Stepper, stepper
 from refengine.viz.tables import Table, block_table, marks_table, queue_table, request_table
 from refengine.viz.timeline import marks_picture, timeline
+from refengine.viz.where import where_in_vllm
 
 __all__ = [
     "BlockFacts",
@@ -26,7 +27,9 @@ __all__ = [
     "chain_picture",
     "changed_blocks",
     "hashed_blocks",
+    "joined_queue",
     "layout_picture",
+    "left_queue",
     "marks_picture",
     "marks_table",
     "moments",
@@ -37,4 +40,5 @@ __all__ = [
     "states",
     "stepper",
     "timeline",
+    "where_in_vllm",
 ]

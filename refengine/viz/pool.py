@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from refengine.viz.picture import Picture
 from refengine.viz.pool_parts import KEY_HEIGHT, Area, draw_cells, draw_key, draw_queue, draw_tables
-from refengine.viz.state import BlockFacts, PoolState, ranges
+from refengine.viz.state import BlockFacts, PoolState, ordinal, ranges
 from refengine.viz.svg import BOTTOM, LARGE, Canvas
 
 WIDTH, MARGIN, MIDDLE = 800, 20, 44
@@ -33,9 +33,9 @@ def pool_picture(
     canvas = Canvas(WIDTH)
     area = Area(canvas, MARGIN, WIDTH - 2 * MARGIN)
     name = _title(state) if title is None else title
-    _draw(area, 0, state, name, before, queue, tables)
+    _draw(area, 0, state, name, show=(queue, tables), before=before)
     canvas.height = max(canvas.height, min_height - KEY_HEIGHT - BOTTOM)
-    draw_key(canvas, MARGIN, changed=before is not None)
+    draw_key(canvas, MARGIN, "" if before is None else _changed(before, state))
     return Picture.of(canvas, _words(state, name, before))
 
 
@@ -47,21 +47,24 @@ def pool_pair(
     queue: bool = True,
     tables: bool = True,
 ) -> Picture:
-    """Two moments beside each other (large pools: above each other); what changed carries a ring in the second."""
+    """Two moments beside each other (large pools: above each other).
+
+    In the first a ring marks what is about to leave the free queue, in the second whatever changed.
+    """
     names = titles or (_title(before), _title(after))
-    canvas = Canvas(WIDTH)
+    canvas, show = Canvas(WIDTH), (queue, tables)
     if len(after.block_ids) <= MAX_SIDE_BY_SIDE:
         half = (WIDTH - 2 * MARGIN - MIDDLE) / 2
         left, right = Area(canvas, MARGIN, half), Area(canvas, MARGIN + half + MIDDLE, half)
-        _draw(left, 0, before, names[0], None, queue, tables)
-        _draw(right, 0, after, names[1], before, queue, tables)
+        _draw(left, 0, before, names[0], show=show, after=after)
+        _draw(right, 0, after, names[1], show=show, before=before, beside=True)
         canvas.line([(WIDTH / 2 - 12, 75), (WIDTH / 2 + 12, 75)], thickness=2.5, arrow=True)
     else:
         area = Area(canvas, MARGIN, WIDTH - 2 * MARGIN)
-        bottom = _draw(area, 0, before, names[0], None, queue, tables)
+        bottom = _draw(area, 0, before, names[0], show=show, after=after)
         canvas.line([(WIDTH / 2, bottom + 8), (WIDTH / 2, bottom + 32)], thickness=2.5, arrow=True)
-        _draw(area, bottom + 24, after, names[1], before, queue, tables)
-    draw_key(canvas, MARGIN, changed=True)
+        _draw(area, bottom + 24, after, names[1], show=show, before=before, beside=True)
+    draw_key(canvas, MARGIN, _changed(before, after))
     return Picture.of(canvas, f"{_words(before, names[0], None)}\n{_words(after, names[1], before)}")
 
 
@@ -77,18 +80,51 @@ def changed_blocks(before: PoolState, after: PoolState) -> list[int]:
     ]
 
 
+def left_queue(before: PoolState, after: PoolState) -> list[tuple[int, int]]:
+    """Blocks that were taken out of the free queue, each with the place that it had, 1 = next out."""
+    return [(block_id, place) for place, block_id in enumerate(before.free, 1) if block_id not in after.free]
+
+
+def joined_queue(before: PoolState, after: PoolState) -> list[tuple[int, int]]:
+    """Blocks that came into the free queue, each with the place that it has, 1 = next out."""
+    return left_queue(after, before)
+
+
+def _changed(before: PoolState, after: PoolState) -> str:
+    """What the key says beside the ring."""
+    return "changed" if changed_blocks(before, after) else "changed: nothing"
+
+
 def _title(state: PoolState) -> str:
+    if state.mark is not None:
+        return state.when.capitalize()
     return f"Block pool {state.when}".strip()
 
 
 def _draw(
-    area: Area, top: float, state: PoolState, title: str, before: PoolState | None, queue: bool, tables: bool
+    area: Area,
+    top: float,
+    state: PoolState,
+    title: str,
+    *,
+    show: tuple[bool, bool],
+    before: PoolState | None = None,
+    after: PoolState | None = None,
+    beside: bool = False,
 ) -> float:
-    """One moment in an area. Returns: the lower edge."""
+    """One moment in an area; `show`: queue, tables. Returns: the lower edge.
+
+    Rings: with `before`, what is another than then; with `after`, what is about to leave the queue. `beside`:
+    the moment before stands beside this one, and shows itself what left the queue.
+    """
     area.canvas.text(area.x, top + 28, title, size=LARGE, bold=True, width=area.width)
     bottom = draw_cells(area, top + 46, state, changed_blocks(before, state) if before else [])
+    queue, tables = show
     if queue:
-        bottom = draw_queue(area, bottom + 30, state)
+        ringed = [i for i, _ in joined_queue(before, state)] if before else []
+        ringed += [i for i, _ in left_queue(state, after)] if after else []
+        gone = left_queue(before, state) if before and not beside else []
+        bottom = draw_queue(area, bottom + 30, state, ringed, gone)
     if tables and state.tables:
         bottom = draw_tables(area, bottom + 30, state)
     return bottom
@@ -106,7 +142,15 @@ def _words(state: PoolState, title: str, before: PoolState | None) -> str:
     lines += [f"Block table of {name}: {', '.join(map(str, table))}." for name, table in state.tables.items()]
     if before is not None:
         lines.append(f"Changed blocks: {ranges(changed_blocks(before, state))}.")
+        lines += _moves("Out of the queue", left_queue(before, state), "was")
+        lines += _moves("Into the queue", joined_queue(before, state), "is")
     return "\n".join(lines)
+
+
+def _moves(what: str, blocks: list[tuple[int, int]], verb: str) -> list[str]:
+    """`Out of the queue: 6 (was 1st), 2 (was 12th).`, or nothing."""
+    told = ", ".join(f"{block_id} ({verb} {ordinal(place)})" for block_id, place in blocks)
+    return [f"{what}: {told}."] if told else []
 
 
 def _blocks(blocks: list[BlockFacts]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from refengine.viz.state import BlockFacts, PoolState
+from refengine.viz.state import BlockFacts, PoolState, ordinal
 from refengine.viz.svg import (
     BLUE,
     GREY,
@@ -53,10 +53,15 @@ def draw_cells(area: Area, top: float, state: PoolState, changed: Sequence[int])
         x, y = area.x + column * (width + CELL_GAP), top + row * (CELL_HEIGHT + CELL_GAP)
         _draw_cell(area.canvas, x, y, width, facts)
         if facts.block_id in changed:
-            area.canvas.rect(
-                x - 3, y - 3, width + 6, CELL_HEIGHT + 6, stroke=VERMILLION, thickness=2, radius=5
-            )
+            _draw_ring(area.canvas, x, y, width, CELL_HEIGHT, room=3)
     return top + rows * (CELL_HEIGHT + CELL_GAP) - CELL_GAP
+
+
+def _draw_ring(canvas: Canvas, x: float, y: float, width: float, height: float, room: float) -> None:
+    """Around a shape, `room` px away from it."""
+    canvas.rect(
+        x - room, y - room, width + 2 * room, height + 2 * room, stroke=VERMILLION, thickness=2, radius=5
+    )
 
 
 def _draw_cell(canvas: Canvas, x: float, y: float, width: float, facts: BlockFacts) -> None:
@@ -76,10 +81,20 @@ def _draw_cell(canvas: Canvas, x: float, y: float, width: float, facts: BlockFac
         canvas.text(middle, y + 52, "not cached", size=SMALL, anchor="middle", fill=GREY)
 
 
-def draw_queue(area: Area, top: float, state: PoolState) -> float:
-    """The free queue as a strip of chips, front left, `top` being the heading's baseline. Returns: the lower edge."""
+def draw_queue(
+    area: Area, top: float, state: PoolState, ringed: Sequence[int] = (), gone: Sequence[tuple[int, int]] = ()
+) -> float:
+    """The free queue as a strip of chips, front left, `top` being the heading's baseline. Returns: the lower edge.
+
+    `ringed`: blocks in it that carry a ring. `gone`: blocks that left it, each with the place that it had.
+    """
     canvas, count = area.canvas, len(state.free)
-    canvas.text(area.x, top, f"Free queue, {count} of {len(state.block_ids)} blocks", bold=True)
+    heading = f"Free queue, {count} of {len(state.block_ids)} blocks"
+    canvas.text(area.x, top, heading, bold=True)
+    if gone:
+        told = "taken out: " + ", ".join(f"{block_id} ({ordinal(place)})" for block_id, place in gone)
+        beside = text_width(heading, NORMAL, True) + 12
+        canvas.text(area.x + beside, top, told, size=SMALL, fill=VERMILLION, width=area.width - beside)
     if not state.free:
         canvas.text(area.x, top + 31, "empty: the next allocation is refused", fill=GREY)
         return top + CHIP_ROW
@@ -91,6 +106,8 @@ def draw_queue(area: Area, top: float, state: PoolState) -> float:
         row, column = divmod(index, per_row)
         x, y = area.x + side + column * (width + CHIP_GAP), top + 10 + row * CHIP_ROW
         _draw_chip(canvas, x, y, width, block_id, block_id in state.cached)
+        if block_id in ringed:
+            _draw_ring(canvas, x, y, width, CHIP_HEIGHT, room=1)
         end = x + width
         if index + 1 == count:
             canvas.text(end + 8, y + 21, "last out", size=SMALL, fill=GREY)
@@ -146,8 +163,8 @@ def _draw_entry(canvas: Canvas, x: float, y: float, block_id: int, users: int) -
         canvas.text(middle, y + 28, f"by {users}", size=SMALL, anchor="middle")
 
 
-def draw_key(canvas: Canvas, margin: float, changed: bool) -> None:
-    """What the signs mean, in one line below everything else. `changed`: explain the ring too."""
+def draw_key(canvas: Canvas, margin: float, changed: str) -> None:
+    """What the signs mean, in one line below everything else. `changed`: what to say of the ring, if any is used."""
     bottom, top = canvas.height + KEY_HEIGHT, canvas.height + 14
     canvas.line([(margin, top), (canvas.width - margin, top)], stroke=LINE, thickness=0.6)
     x, y = margin, top + 10
@@ -164,5 +181,5 @@ def draw_key(canvas: Canvas, margin: float, changed: bool) -> None:
     x = words("cached: found by its hash")
     if changed:
         canvas.rect(x, y, 20, 14, stroke=VERMILLION, thickness=2)
-        words("changed")
+        words(changed)
     canvas.height = bottom

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from refengine.trace.observer import MarkKind, PoolSnapshot
 from refengine.trace.record import Mark, Record
@@ -114,8 +114,12 @@ def ranges(ids: Sequence[int]) -> str:
 
 
 def states(record: Record) -> list[PoolState]:
-    """How the pool stood after each step: `states(record)[i]` is after step i."""
-    return [_state(record, step.pool, f"after step {i}") for i, step in enumerate(record.steps)]
+    """How the pool stood after each step: `states(record)[i]` is after step i.
+
+    A step that broke off was taken back; the pool then stood as before it.
+    """
+    pools = accumulate((step.pool for step in record.steps), _known, initial=record.start)
+    return [_state(record, pool, f"after step {i - 1}", i - 1) for i, pool in enumerate(pools) if i]
 
 
 def moments(record: Record) -> list[PoolState]:
@@ -126,16 +130,21 @@ def moments(record: Record) -> list[PoolState]:
     of the step is a moment too. `PoolState.mark` says which mark a moment follows.
     """
     found = [_state(record, record.start, "before the first step")]
-    for index, step in enumerate(record.steps):
-        last = None
+    last = record.start
+    for index, (step, end) in enumerate(zip(record.steps, states(record), strict=True)):
         for number, mark in enumerate(step.marks, 1):
             if mark.pool is not None:
-                when = f"after mark {number} of step {index}: {mark.kind}, {mark.request_id}"
+                when = f"step {index}, mark {number}: {mark.request_id}, {mark.kind}"
                 found.append(_state(record, mark.pool, when, index, mark))
                 last = mark.pool
-        if last != step.pool:
-            found.append(_state(record, step.pool, f"after step {index}", index))
+        if not (step.marks and step.marks[-1].pool) or last != _known(last, step.pool):
+            found.append(end)
     return found
+
+
+def _known(before: PoolSnapshot, after: PoolSnapshot) -> PoolSnapshot:
+    """`after`, unless nobody took it: the empty snapshot of a step that did not come to its end."""
+    return before if after == PoolSnapshot([], [], {}) else after
 
 
 def around(record: Record, kind: MarkKind, request_id: str, nth: int = 0) -> tuple[PoolState, PoolState]:

@@ -6,9 +6,11 @@ and a person on a telephone see one result.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import zip_longest
 from typing import Any
 
 from refengine.trace.observer import MarkKind
@@ -29,11 +31,23 @@ class Table:
     rows: Sequence[Sequence[Any]]
     title: str = ""
     right: Container[str] = field(default_factory=tuple)  # columns of text that line up to the right
+    wrap: int = 0  # characters: longer cells of the text form go on below; 0: never
 
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{len(self.columns)} columns, but a row of {len(row)} cells: {list(row)}")
+
+    def _lines(self, cell: str) -> list[str]:
+        """A cell of the text form, in lines that are not broken inside a word."""
+        lines = cell.split("\n")
+        if not self.wrap:
+            return lines
+        return [
+            part
+            for line in lines
+            for part in textwrap.wrap(line, self.wrap, break_long_words=False, break_on_hyphens=False) or [""]
+        ]
 
     def _is_right(self, index: int) -> bool:
         cells = [row[index] for row in self.rows]
@@ -43,18 +57,18 @@ class Table:
         return numbers or self.columns[index] in self.right
 
     def __repr__(self) -> str:
-        lines = [
-            [str(column) for column in self.columns],
-            *([_text(cell) for cell in row] for row in self.rows),
-        ]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        """Aligned text. A cell with several lines makes its row as high."""
+        lines = [[[column] for column in self.columns]]
+        lines += [[self._lines(_text(cell)) for cell in row] for row in self.rows]
+        widths = [max(len(line) for row in lines for line in row[i]) for i in range(len(self.columns))]
         sides = [self._is_right(i) for i in range(len(self.columns))]
         aligned = (
             GAP.join(
                 cell.rjust(width) if right else cell.ljust(width)
                 for cell, width, right in zip(line, widths, sides, strict=True)
             ).rstrip()
-            for line in lines
+            for row in lines
+            for line in zip_longest(*row, fillvalue="")
         )
         return "\n".join(([self.title] if self.title else []) + list(aligned))
 
@@ -63,7 +77,8 @@ class Table:
 
         def line(tag: str, cells: Iterable[str]) -> str:
             return "".join(
-                f'<{tag} style="text-align:{side};padding:2px 8px;line-height:1.4">{escape(cell)}</{tag}>'
+                f'<{tag} style="text-align:{side};vertical-align:top;padding:2px 8px;line-height:1.4">'
+                f"{escape(cell).replace(chr(10), '<br/>')}</{tag}>"
                 for side, cell in zip(sides, cells, strict=True)
             )
 
@@ -135,12 +150,13 @@ def _scheduled(summary: RequestSummary) -> str:
     return ", ".join(f"{a}: {n}" if a == b else f"{a}-{b}: {n} each" for a, b, n in runs)
 
 
-def marks_table(record: Record, step: int) -> Table:
-    """Every mark of one step, in the order in which it happened."""
+def marks_table(record: Record, step: int, at: Mark | None = None) -> Table:
+    """Every mark of one step, in the order in which it happened; an arrow points at the mark `at`."""
     rows = [
-        (i + 1, mark.kind, mark.request_id, describe(mark)) for i, mark in enumerate(record.steps[step].marks)
+        (f"→ {number}" if mark is at else str(number), mark.kind, mark.request_id, describe(mark))
+        for number, mark in enumerate(record.steps[step].marks, 1)
     ]
-    return Table(("", "mark", "request", "what was decided"), rows, title=f"step {step}")
+    return Table(("", "mark", "request", "what was decided"), rows, title=f"step {step}", right=("",))
 
 
 def describe(mark: Mark) -> str:

@@ -235,5 +235,5 @@ def _draw_mark(canvas: Canvas, x: float, y: float, width: float, number: int, ma
     canvas.rect(x, y, width, 50, fill=PALE_ORANGE if negative else PAPER, dash="4 3" if negative else "")
     canvas.rect(x + 4, y + 4, 20, 15, fill=SHADE, stroke="none", radius=7)
     canvas.text(x + 14, y + 15, str(number), size=SMALL, bold=True, fill=GREY, anchor="middle")
-    for row, line in enumerate(wrap(describe(mark), width - 30, most=3)):
+    for row, line in enumerate(wrap(describe(mark), width - 34, most=3)):
         canvas.text(x + 28, y + 15 + 14 * row, line, size=SMALL)

@@ -59,6 +59,10 @@ def test_slider_moves_by_keyboard_and_the_picture_follows(lab: Lab, notebook: Pa
     page.keyboard.press("Enter")
     expect(picture).to_have_attribute("alt", _says("after step 2"))
     assert picture.evaluate("image => image.naturalWidth") == 800
+    page.get_by_role("button", name="every mark").click()
+    page.locator(".noUi-handle").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(picture).to_have_attribute("alt", _says("Step 2, mark 1: ada, append"))
 
 
 def test_picture_of_an_untrusted_notebook_shows_without_being_run(

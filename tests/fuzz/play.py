@@ -19,7 +19,7 @@ from refengine.model.decoder import Decoder
 from refengine.outputs import StepOutput
 from refengine.sampling import SamplingParams
 from tests.fuzz import recompute
-from tests.fuzz.scenarios import EOS, Abort, Add, Reset, Scenario, Step
+from tests.fuzz.scenarios import EOS, PATIENCE, Abort, Add, Reset, Scenario, Step
 from tests.fuzz.shadowed import ShadowedEngine, ShadowedV1
 
 MakeEngine = Callable[[EngineConfig, Decoder, Sequence[int]], ShadowedEngine]
@@ -167,12 +167,14 @@ class Player:
                 played.prompt_scores[request_id][position] = score[token_id].logprob
 
     def _abort(self, target: int | str) -> None:
-        states = {request_id: self.engine.state(request_id) for request_id in self.played.token_ids}
-        chosen = [
-            request_id for request_id, state in states.items() if target in (state, int(request_id[1:]))
-        ]
+        for patience in range(PATIENCE, -1, -1):
+            states = {request_id: self.engine.state(request_id) for request_id in self.played.token_ids}
+            chosen = [request_id for request_id, state in states.items() if target in (state, int(request_id[1:]))]
+            if chosen or not patience or not self.engine.has_unfinished_requests:
+                break
+            self._step()
         if not chosen:
-            return  # there is none in that state
+            return
         request_id, state = chosen[0], states[chosen[0]]
         self.engine.abort(request_id)
         self.played.events[f"aborted: {state}"] += 1

@@ -13,9 +13,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 MAX_MODEL_LEN = 96  # tokens; of the model that scenarios run on
-MAX_FOLLOWED = 60  # tokens; a longer request is not continued, so that prompts stay below MAX_MODEL_LEN
+MAX_FOLLOWED = 36  # tokens; a longer request is not continued, so that prompts stay below MAX_MODEL_LEN
 EOS = 7
-CROWD = 3  # requests that are there from the beginning
+CROWD = 3  # requests that come first of all
+PATIENCE = 6  # steps
 
 STEMS = (
     (0, 1, 2, 3) * 5,
@@ -49,7 +50,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Abort:
-    """Request `r<target>` is aborted, wherever it stands; or the first one that stands in the state `target`."""
+    """Request `r<target>` is aborted, wherever it stands.
+
+    Or, if `target` is a state, the first one that stands in it, for which up to `PATIENCE` steps are taken.
+    """
 
     target: int | str
 
@@ -79,36 +83,40 @@ class Scenario:
 @st.composite
 def scenarios(draw: st.DrawFn, max_operations: int = 18) -> Scenario:
     """Any scenario whose requests can all be served."""
-    later_is_more_urgent = draw(st.booleans())
+    # Later and more urgent, again and again: who runs already loses its blocks, and its share of the step.
+    escalates = draw(st.booleans())
     operations: list[Operation] = []
     longest: list[int] = []  # by request, the tokens that it can have in the end
     for i in range(draw(st.integers(6, max_operations))):
-        kind = draw(st.sampled_from(["add"] * 4 + ["step"] * 4 + ["abort", "abort", "reset"]))
-        if kind == "add" or i < CROWD:
-            add = draw(_add([i for i, tokens in enumerate(longest) if tokens <= MAX_FOLLOWED]))
-            operations.append(replace(add, priority=-len(longest)) if later_is_more_urgent else add)
+        kind = "add" if i < CROWD else draw(st.sampled_from(["add"] * 4 + ["step"] * 4 + ["abort", "abort", "reset"]))
+        if kind == "add":
+            add = draw(_add([r for r, tokens in enumerate(longest) if tokens <= MAX_FOLLOWED]))
+            operations.append(replace(add, priority=-len(longest)) if escalates else add)
             longest.append(_upper_bound(add, longest))
+            if escalates:
+                operations.append(Step(draw(st.integers(1, 2))))
         elif kind == "step":
             operations.append(Step(draw(st.integers(1, 4))))
         elif kind == "abort":
             states = st.sampled_from(["preempted", "preempted", "prefill", "decode"])
             operations.append(Abort(draw(st.one_of(st.integers(0, len(longest) - 1), states))))
-        else:
+        elif kind == "reset":
             operations.append(Reset())
     adds = [op for op in operations if isinstance(op, Add)]
     prompts = [tokens - add.max_tokens for tokens, add in zip(longest, adds, strict=True)]
-    return Scenario(draw(_options(max(longest), max(prompts))), tuple(operations))
+    policy = st.just("priority") if escalates else st.sampled_from(["fcfs", "fcfs", "priority"])
+    options = {"policy": draw(policy), **draw(_options(max(longest), max(prompts)))}
+    return Scenario(options, tuple(operations))
 
 
-def _upper_bound(add: Operation, longest: list[int]) -> int:
-    assert isinstance(add, Add)
+def _upper_bound(add: Add, longest: list[int]) -> int:
     return len(add.prompt) + add.max_tokens + (0 if add.follows is None else longest[add.follows])
 
 
 @st.composite
 def _add(draw: st.DrawFn, continuable: list[int]) -> Add:
     tail = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
-    follows = draw(st.sampled_from([None, None, None, *continuable[-2:]]))
+    follows = draw(st.sampled_from([None, None, None, None, *continuable[-2:]]))
     stem = draw(st.sampled_from(STEMS))[: draw(st.integers(4, 20))] if follows is None else ()
     rarely = st.sampled_from([False] * 7 + [True])
     return Add(
@@ -134,16 +142,15 @@ def _options(draw: st.DrawFn, longest: int, longest_prompt: int) -> dict[str, An
     chunked = draw(st.sampled_from([True, True, False]))
     return {
         "block_size": block_size,
-        "num_blocks": 1 + needed + draw(st.sampled_from([0, 0, 1, 2, 4, 8, 40])),
+        "num_blocks": 1 + needed + draw(st.sampled_from([0, 0, 0, 1, 2, 4, 40])),
         "max_model_len": max_model_len,
-        "max_num_seqs": draw(st.sampled_from([1, 2, 3, 4, 6])),
+        "max_num_seqs": draw(st.sampled_from([1, 3, 4, 5, 6])),
         "max_num_batched_tokens": draw(
             st.sampled_from([2, 4, 6, 6, 8, 16, 64]) if chunked else st.just(max_model_len)
         ),
         "enable_chunked_prefill": chunked,
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 3, 3, 5])),
-        "policy": draw(st.sampled_from(["fcfs", "priority", "priority"])),
-        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.3])),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.3])),
         "reserve_full_sequence": draw(st.booleans()),
         "hash_algorithm": draw(st.sampled_from(["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])),
         "enable_kv_events": draw(st.booleans()),

@@ -11,6 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# (query_len, seq_len) of each sequence in a step
+MIXES = {
+    "one prompt": [(7, 7)],
+    "one decode": [(1, 9)],
+    "decodes of different lengths": [(1, 1), (1, 4), (1, 5), (1, 17), (1, 8)],
+    "decodes of one length": [(1, 8), (1, 8), (1, 8)],
+    "prompts of one length": [(6, 6), (6, 6)],
+    "chunks": [(5, 12), (3, 4), (5, 5), (1, 30)],
+    "decode between prompts": [(4, 4), (1, 9), (4, 11), (1, 3), (2, 2)],
+    "a sequence with no query": [(1, 5), (0, 6), (1, 7), (3, 9)],
+    "exact blocks": [(4, 8), (1, 16), (8, 8)],
+}
+
 
 def attend_slowly(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None = None

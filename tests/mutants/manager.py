@@ -91,6 +91,13 @@ MANAGER = (
         ("test_v1_publishing::test_published_at_allocation",),
     ),
     Mutant(
+        "what a request has published once it never publishes again",
+        "v1.groups.base",
+        "self.num_published.pop(request_id, None)",
+        "pass",
+        ("test_v1_publishing::test_a_request_that_starts_over_publishes_anew",),
+    ),
+    Mutant(
         "the head of a request is evicted before its tail",
         "v1.groups.base",
         "reversed(self.tables.pop(request_id, []))",

@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models
 
+from refengine import LLM
 from refengine.attention import causal_attention
 from refengine.config import EngineConfig
 from refengine.model.config import ModelConfig
 from refengine.model.decoder import Decoder
+from refengine.outputs import StepOutput
 from refengine.sampling import SamplingParams
 from refengine.v1.engine import EngineCore
 from tests.unit import helpers
@@ -23,6 +25,7 @@ CHARACTERS = "abcdefghijklmnopqrstuvwxyz .,?!"
 PIECES = ("th", "er", "on", "an", "he")  # tokens of two characters
 VOCAB_SIZE = len(CHARACTERS) + len(PIECES)
 MAX_MODEL_LEN = 128
+STEP_LIMIT = 1000
 
 
 def make_decoder(seed: int = 0, max_model_len: int = MAX_MODEL_LEN) -> Decoder:
@@ -87,6 +90,18 @@ def greedy(decoder: Decoder, prompt: Sequence[int], max_tokens: int = 6) -> list
         hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), causal_attention)
         tokens.append(int(decoder.logits(hidden[-1:]).argmax()))
     return tokens[len(prompt) :]
+
+
+def limit_steps(llm: LLM) -> LLM:
+    """`llm`, but it refuses to step for ever: a request that is lost must fail its test and not hang it."""
+    step, left = llm.engine.step, iter(range(STEP_LIMIT))
+
+    def limited() -> list[StepOutput]:
+        assert next(left, None) is not None, f"the engine did not come to an end within {STEP_LIMIT} steps"
+        return step()
+
+    llm.engine.step = limited  # type: ignore[method-assign]
+    return llm
 
 
 def save_model(directory: Path, *, with_tokenizer: bool = True, eos: Sequence[int] = ()) -> Path:

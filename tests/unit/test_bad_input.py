@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from refengine import LLM, ConfigError, RefengineError, RequestError, SamplingParams
-from tests.unit.models import MAX_MODEL_LEN, VOCAB_SIZE, greedy, make_decoder, save_model
+from refengine.v1.scheduler import Scheduler
+from refengine.v1.scheduler_output import SchedulerOutput
+from tests.unit.models import MAX_MODEL_LEN, VOCAB_SIZE, greedy, limit_steps, make_decoder, save_model
 
 GOOD = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
@@ -93,6 +95,13 @@ def test_a_bad_prompt(llm: LLM, expected: list[int], name: str) -> None:
     still_serves(llm, expected)
 
 
+def test_a_text_that_is_no_unicode(llm: LLM, expected: list[int]) -> None:
+    """Half of a surrogate pair, as a badly cut text has it: nothing can encode it."""
+    text = refused(llm, lambda: llm.generate("the \ud800 cat", request_ids=["t"]))
+    assert text.startswith("request 't': ")
+    still_serves(llm, expected)
+
+
 def test_a_request_that_can_never_fit(model_dir: Path) -> None:
     llm = LLM(str(model_dir), block_size=4, num_blocks=4)
     text = refused(llm, lambda: llm.generate([1] * 10, SamplingParams(max_tokens=4), request_ids=["big"]))
@@ -168,6 +177,13 @@ def test_lists_of_another_length(
     still_serves(llm, expected)
 
 
+def test_params_that_are_no_params(llm: LLM, expected: list[int]) -> None:
+    for wrong in (5, "greedy", {"max_tokens": 5}):
+        text = refused(llm, lambda wrong=wrong: llm.generate(GOOD, wrong), ConfigError)  # type: ignore[misc]
+        assert "params" in text and "SamplingParams" in text
+    still_serves(llm, expected)
+
+
 def test_params_of_the_wrong_kind(llm: LLM, expected: list[int]) -> None:
     text = refused(llm, lambda: llm.generate([[1], [2]], [SamplingParams(), {"max_tokens": 5}]), ConfigError)
     assert "params" in text and "dict" in text
@@ -231,6 +247,19 @@ def test_a_device_that_cannot_serve_is_refused(model_dir: Path, device: str) -> 
         pytest.skip("there is an mps device here")
     with pytest.raises(ConfigError, match=f"device '{device}'"):
         LLM(str(model_dir), device=device)
+
+
+class Lazy(Scheduler):
+    """A reader's scheduler that never schedules anything."""
+
+    def schedule(self) -> SchedulerOutput:
+        return SchedulerOutput()
+
+
+def test_a_part_that_never_gets_done_does_not_loop_for_ever(model_dir: Path) -> None:
+    llm = limit_steps(LLM(str(model_dir), num_blocks=65, parts={"scheduler": Lazy}))
+    with pytest.raises(RefengineError, match="scheduler"):
+        llm.generate(GOOD)
 
 
 def test_no_prompts_no_outputs(llm: LLM) -> None:

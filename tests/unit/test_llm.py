@@ -166,6 +166,37 @@ def test_an_interrupt_while_requests_are_entered_leaves_none_behind(llm: LLM) ->
     assert idle(llm)
 
 
+def test_an_interrupt_while_requests_are_entered_does_not_end_somebody_elses(llm: LLM) -> None:
+    """The first one was refused because its id is a running stream's; that stream has done nothing wrong."""
+    stream = llm.stream([1, 2, 3], request_ids=["mine"])
+    next(stream)
+    with interrupted(llm.engine, "add_request", 2):
+        llm.generate([[4], [5]], request_ids=["mine", "other"])
+    assert list(stream)[-1].token_ids == greedy(make_decoder(), [1, 2, 3], 16)
+
+
+def test_an_interrupt_while_a_step_is_planned_leaves_no_false_promises(llm: LLM) -> None:
+    """By then the first request's blocks are published, and its step will never run."""
+    prompts = [numbers(1, 9), [1, 2, 3]]
+    with interrupted(llm.engine.kv_cache_manager, "allocate_slots", 2):
+        llm.generate(prompts)
+    assert idle(llm)
+    assert llm.generate(prompts[0])[0].token_ids == greedy(make_decoder(), prompts[0], 16)
+
+
+@pytest.mark.parametrize("max_tokens", [2, 6])
+def test_an_interrupt_after_a_step_loses_no_token(llm: LLM, max_tokens: int) -> None:
+    """Ctrl-C in `end_step`, where a recorder takes its snapshot: the step's tokens are in the requests already."""
+    stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=max_tokens))
+    next(stream)
+    observer = llm.engine.observer = mock.Mock()
+    observer.end_step.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([4, 5])
+    llm.engine.observer = None
+    assert list(stream)[-1].token_ids == greedy(make_decoder(), [1, 2, 3], max_tokens)
+
+
 # Stop texts
 
 

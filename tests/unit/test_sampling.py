@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refengine.errors import ConfigError
-from refengine.sampling import Logprob, SamplingParams, probabilities, sample, token_logprobs
+from refengine.sampling import SamplingParams, probabilities, sample, token_logprobs
 
 ODDS = torch.tensor([0.1, 0.5, 0.05, 0.3, 0.05])  # token 1 is the best, then 3, 0, and 2 ties with 4
 DRAWS = 20_000
@@ -144,7 +144,7 @@ def test_temperature_comes_before_top_p() -> None:
 
 def test_rows_are_cut_each_by_its_own_rule() -> None:
     logits = ODDS.log().expand(4, -1)
-    rules = [{"top_k": 1}, {"top_p": 0.6}, {}, {"top_k": 3, "top_p": 0.85}]
+    rules: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 0.6}, {}, {"top_k": 3, "top_p": 0.85}]
     params = [SamplingParams(temperature=1.0, **rule) for rule in rules]
     together = probabilities(logits, params)
     for i, p in enumerate(params):
@@ -272,7 +272,8 @@ def test_a_chosen_token_among_the_best_is_listed_once() -> None:
 
 def test_none_besides_the_chosen() -> None:
     (row,) = token_logprobs(ODDS.log()[None], torch.tensor([1]), 0)
-    assert list(row) == [1] and row[1] == Logprob(pytest.approx(math.log(0.5), abs=1e-5), 1)
+    assert list(row) == [1] and row[1].rank == 1
+    assert row[1].logprob == pytest.approx(math.log(0.5), abs=1e-5)
 
 
 def test_ties_do_not_push_the_best_from_rank_one() -> None:

@@ -110,6 +110,17 @@ def test_training_attention_and_the_paged_engine_give_the_same_answer(llm: LLM, 
     assert output.token_ids == [first]
 
 
+def test_transformers_reads_the_directory_and_computes_the_same(tokenizer: Tokenizer) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(TINY).float()
+    ours = load_model("tiny")
+    token_ids = torch.tensor(tokenizer.encode(document(samples(1, 5)[0])))
+    with torch.no_grad():
+        expected = theirs(token_ids[None]).logits[0]
+    hidden = ours(token_ids, torch.arange(len(token_ids)), attend_rows(1))
+    torch.testing.assert_close(ours.logits(hidden), expected, rtol=0, atol=1e-3)
+
+
 def test_it_reads_worlds_it_has_never_seen(llm: LLM) -> None:
     assert evaluate(llm, worlds=10, num_facts=5).percent() >= 80.0
     assert evaluate(llm, worlds=6, num_facts=12).percent() >= 70.0

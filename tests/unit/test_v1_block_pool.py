@@ -249,6 +249,16 @@ def test_a_later_stored_event_names_its_parent() -> None:
     assert second.token_ids == (5, 6, 7, 8)
 
 
+def test_integrity_knows_every_copy_of_a_block() -> None:
+    """Another block of the same hash is found, but this one cannot be evicted from an index that lacks it."""
+    cache = fill_twice()
+    first, second = cache.pool.blocks[1], cache.pool.blocks[2]
+    assert first.block_hash is not None
+    del cache.pool._index[first.block_hash][second.block_id]
+    with pytest.raises(IntegrityError, match="block 2 carries a hash under which it cannot be found"):
+        cache.pool.check_integrity()
+
+
 def test_integrity_of_queue_counts_and_index() -> None:
     """Each of the three kinds of contradiction is found."""
     cache = Cache(usable=4)

@@ -250,7 +250,17 @@ def test_resumed_requests_do_not_raise_the_hit_rate() -> None:
     stats.record(8, 4, resumed=False)
     stats.record(100, 96, resumed=True)
     assert stats.hit_rate == 0.5
-    assert (stats.requests, stats.resumed_requests, stats.resumed_hits) == (1, 1, 96)
+    assert (stats.requests, stats.queries, stats.hits) == (1, 8, 4)
+    assert (stats.resumed_requests, stats.resumed_queries, stats.resumed_hits) == (1, 100, 96)
+
+
+def test_a_reset_forgets_the_statistics_too() -> None:
+    cache = Cache(usable=4)
+    cache.manager.stats.record(8, 4, resumed=False)
+    cache.start("A", numbers(1, 8))
+    assert not cache.manager.reset_prefix_cache() and cache.manager.stats.queries == 8
+    cache.finish("A")
+    assert cache.manager.reset_prefix_cache() and cache.manager.stats.queries == 0
 
 
 def test_draft_heads_give_the_last_block_back() -> None:
@@ -276,4 +286,8 @@ def test_a_table_that_the_counts_do_not_know_is_noticed() -> None:
     group = cache.manager.coordinator.groups[0]
     group.tables["ghost"] = list(group.table("A"))
     with pytest.raises(IntegrityError, match="block 1 counts 1 users, but stands in 2 tables"):
+        cache.manager.check_integrity()
+    cache = Cache(usable=4)
+    cache.pool.free_queue.num_free_blocks = 3
+    with pytest.raises(IntegrityError, match="counts 3 blocks"):
         cache.manager.check_integrity()

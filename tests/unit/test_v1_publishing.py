@@ -55,6 +55,16 @@ def test_published_at_allocation() -> None:
     assert cache.hit(numbers(1, 9)) == 8
 
 
+def test_a_request_that_starts_over_publishes_anew() -> None:
+    """Misconception: "its first two blocks were published already". Those were other blocks, and they are gone."""
+    cache = Cache(usable=10)
+    cache.start("A", numbers(1, 8))
+    cache.preempt("A")
+    cache.pool.evict_blocks([1, 2])
+    assert cache.resume("A") == 0
+    assert cache.hashed == sorted(cache.table("A"))
+
+
 def test_unpublishing_forgets_only_what_is_not_computed() -> None:
     cache = Cache(usable=10)
     cache.add("A", numbers(1, 12))

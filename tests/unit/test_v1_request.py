@@ -83,6 +83,17 @@ def test_priority_is_a_total_order_that_preemption_does_not_change() -> None:
     assert [queue.pop() for _ in range(4)] == [high, late, low_again, low]
 
 
+@pytest.mark.parametrize("removed", range(8))
+def test_removing_from_the_middle_keeps_the_order(removed: int) -> None:
+    """A heap with a hole is no heap; the next `pop` would be wrong, though `iter` still looked right."""
+    queue = PriorityQueue()
+    requests = [make(str(priority), priority=priority) for priority in (0, 5, 1, 7, 6, 2, 3, 4)]
+    for request in requests:
+        queue.add(request)
+    queue.remove(requests.pop(removed))
+    assert [queue.pop() for _ in range(7)] == sorted(requests, key=lambda request: request.priority)
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_an_empty_queue_says_so(policy: str) -> None:
     queue = make_queue(policy)

@@ -272,6 +272,11 @@ def test_groups_have_a_table_each() -> None:
     assert state.block_ids == (1, 2, 3, 4)
 
 
+def test_a_step_that_broke_off_leaves_the_pool_as_it_was(record: Record) -> None:
+    broken = Record([*record.steps[:2], Step(record.steps[2].marks)], "v1", 7, 4, record.start)
+    assert viz.states(broken)[2].free == viz.states(broken)[1].free == (5, 6)
+
+
 def test_a_record_without_an_engine_has_no_pool() -> None:
     with pytest.raises(ValueError, match="made by an engine"):
         viz.states(Record([Step()]))
@@ -291,12 +296,16 @@ def test_moments_follow_the_marks() -> None:
 def test_around_shows_what_one_mark_did() -> None:
     record = _recorded()
     before, after = viz.around(record, "lookup", "bob")
+    assert "changed: nothing" in _words(viz.pool_pair(before, after))
     assert before.free == after.free and viz.changed_blocks(before, after) == []
     before, after = viz.around(record, "allocate", "bob")
     assert before.free == (4, 5, 6, 7, 8, 3, 2, 1) and after.free == (5, 6, 7, 8, 3), (
         "1, 2 out of the queue, 4 new"
     )
     assert viz.changed_blocks(before, after) == [1, 2, 4]
+    assert viz.left_queue(before, after) == [(4, 1), (2, 7), (1, 8)] and viz.joined_queue(before, after) == []
+    assert "taken out: 4 (1st), 2 (7th), 1 (8th)" in _words(viz.pool_picture(after, before=before))
+    assert "Out of the queue: 4 (was 1st), 2 (was 7th), 1 (was 8th)." in viz.pool_pair(before, after).alt
     before, after = viz.around(record, "publish", "ada")
     assert after.cached - before.cached == {1, 2}
 
@@ -424,6 +433,7 @@ def test_slider_and_buttons_redraw(record: Record) -> None:
         "ipywidgets", reason="ipywidgets is not installed: the stepper's controls were not checked"
     )
     shown = viz.stepper(record)
+    assert shown.widget is not None
     controls, view = shown.widget.children
     _, back, forward, slider = controls.children
     assert view.value == shown.html(0)
@@ -435,6 +445,40 @@ def test_slider_and_buttons_redraw(record: Record) -> None:
     assert slider.value == 4
     back.click()
     assert view.value == shown.html(3)
+
+
+def test_a_record_with_snapshots_can_be_walked_mark_by_mark() -> None:
+    pytest.importorskip(
+        "ipywidgets", reason="ipywidgets is not installed: the stepper's controls were not checked"
+    )
+    shown = viz.stepper(_recorded(), start=1)
+    assert shown.widget is not None
+    controls, view = shown.widget.children
+    *_, forward, slider, fine = controls.children
+    fine.value = True
+    index = shown.index_of(1, marks=True)
+    assert (slider.description, slider.value, slider.max) == ("moment", index, shown.last(marks=True))
+    assert view.value == shown.html(index, marks=True) and "→ " in view.value
+    forward.click()
+    assert view.value == shown.html(index + 1, marks=True)
+    fine.value = False
+    assert (slider.description, slider.value, slider.max) == ("step", 2, shown.last(marks=False))
+    assert view.value == shown.html(2)
+
+
+def test_moments_of_the_stepper_start_before_the_first_step() -> None:
+    shown = viz.stepper(_recorded(), marks=True)
+    assert "before the first step" in repr(shown) and shown.table(0, marks=True) is None
+    table = shown.table(3, marks=True)
+    assert table is not None and [row[0] for row in table.rows][:4] == ["1", "2", "→ 3", "4"]
+    assert len({shown.picture(i, marks=True).height for i in range(shown.last(marks=True) + 1)}) == 1
+    assert shown.index_of(shown.last(marks=True), marks=False) == shown.last(marks=False)
+
+
+def test_every_mark_needs_snapshots(record: Record) -> None:
+    assert not viz.stepper(record).has_marks
+    with pytest.raises(ValueError, match="no snapshots"):
+        viz.stepper(record, marks=True)
 
 
 def test_without_ipywidgets_a_sentence_stands_below_the_picture(
