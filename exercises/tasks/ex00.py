@@ -81,7 +81,10 @@ def check_marks(first_step: list[str], second_step: list[str], report: Report) -
     with report.case("the first step"):
         late = ["lookup", "admit", "allocate", "run", "publish", "append"]
         last = ["lookup", "admit", "allocate", "run", "append", "publish"]
-        why = "Blocks are published when the step is decided, before the model runs: a request later in the same step may hit them."
+        why = (
+            "Blocks are published when the step is decided, before the model runs: "
+            "a request later in the same step may hit them."
+        )
         missing = "Two of its blocks get full in this step, so there is something to publish."
         report.equal(
             every,
@@ -187,7 +190,7 @@ CAP = (
 def check_tokens_to_compute(function: Callable[[int, int, int], int], report: Report) -> None:
     def ask(num_tokens: int, num_cached: int, block_size: int, known: tuple[Any, ...] = ()) -> None:
         prompt = list(range(num_cached)) + list(range(900, 900 + num_tokens - num_cached))
-        expected = num_tokens - hits([prompt[:num_cached] + [7], prompt], block_size)[1]
+        expected = num_tokens - hits([[*prompt[:num_cached], 7], prompt], block_size)[1]
         got = function(num_tokens, num_cached, block_size)
         report.equal(expected, got, f"tokens_to_compute({num_tokens}, {num_cached}, {block_size})", known)
 
@@ -224,17 +227,23 @@ def check_hit_rate(hit_rate: Callable[[list[tuple[int, int]]], float], report: R
                 "found by computed", "That divides by the tokens that were not found. Divide by all of them."
             )
         if got == 20:
-            report.misconception("a number, not a share", "Those are the tokens found. A rate is between 0 and 1.")
+            report.misconception(
+                "a number, not a share", "Those are the tokens found. A rate is between 0 and 1."
+            )
         report.close(20 / 1020, got, "hit_rate([(1000, 0), (20, 20)])")
     with report.case("three requests of different lengths"):
-        report.close(48 / 130, hit_rate([(50, 0), (30, 16), (50, 32)]), "hit_rate([(50, 0), (30, 16), (50, 32)])")
+        report.close(
+            48 / 130, hit_rate([(50, 0), (30, 16), (50, 32)]), "hit_rate([(50, 0), (30, 16), (50, 32)])"
+        )
     with report.case("everything is found but what must be computed"):
         report.close(12 / 16, hit_rate([(16, 12)]), "hit_rate([(16, 12)])")
     with report.case("nothing was looked up"):
         try:
             got = hit_rate([])
         except ZeroDivisionError:
-            report.misconception("no requests, no answer", "Before the first request the rate is 0.0, not an error.")
+            report.misconception(
+                "no requests, no answer", "Before the first request the rate is 0.0, not an error."
+            )
             raise
         report.close(0.0, got, "hit_rate([])")
 
@@ -282,7 +291,10 @@ def check_greedy(greedy: Callable[..., torch.Tensor], report: Report) -> None:
             report.misconception(
                 "one token for all", "Every row is another request: there must be one token for each of them."
             )
-        report.true(isinstance(got, torch.Tensor), f"it returned {type(got).__name__} instead of a tensor of token ids.")
+        report.true(
+            isinstance(got, torch.Tensor),
+            f"it returned {type(got).__name__} instead of a tensor of token ids.",
+        )
         return got
 
     with report.case("one request"):
@@ -301,13 +313,21 @@ def check_greedy(greedy: Callable[..., torch.Tensor], report: Report) -> None:
             got,
             "token of each row",
             known=(
-                (down, "the best row of each token", "The maximum runs over the requests. It should run over the words."),
+                (
+                    down,
+                    "the best row of each token",
+                    "The maximum runs over the requests. It should run over the words.",
+                ),
                 (
                     rows.max(dim=-1).values.tolist(),
                     "the number instead of its place",
                     "That is the largest number of each row. A token is its index.",
                 ),
-                (rows.argmin(dim=-1).tolist(), "the worst token", "That is the index of the smallest number."),
+                (
+                    rows.argmin(dim=-1).tolist(),
+                    "the worst token",
+                    "That is the index of the smallest number.",
+                ),
             ),
         )
     with report.case("whole numbers as token ids"):
@@ -318,7 +338,9 @@ def check_greedy(greedy: Callable[..., torch.Tensor], report: Report) -> None:
         prompt = list(range(40, 60))
         expected = LLM("tiny", num_blocks=8).generate([prompt], params)[0].token_ids
         try:
-            said = LLM("tiny", num_blocks=8, parts={"sampler": greedy}).generate([prompt], params)[0].token_ids
+            said = (
+                LLM("tiny", num_blocks=8, parts={"sampler": greedy}).generate([prompt], params)[0].token_ids
+            )
         except RefengineError as error:
             report.true(False, str(error))
         report.equal(expected, said, "8 tokens")
@@ -342,7 +364,9 @@ TASKS = [
             WrongAnswer("counts blocks", "blocks, not tokens", source="hit_14, hit_16, hit_3 = 3, 4, 0"),
             WrongAnswer("rounds up", "rounded up", source="hit_14, hit_16, hit_3 = 16, 16, 4"),
             WrongAnswer(
-                "one block less", "the last block is always given back", source="hit_14, hit_16, hit_3 = 8, 12, 0"
+                "one block less",
+                "the last block is always given back",
+                source="hit_14, hit_16, hit_3 = 8, 12, 0",
             ),
         ),
         other="hit_14, hit_16, hit_3 = (shared - shared % 4 for shared in (14, 16, 3))",
@@ -436,7 +460,9 @@ TASKS = [
         ),
         wrong=(
             WrongAnswer(
-                "no cap", "a step with nothing to do", edits=(("min(num_cached, num_tokens - 1)", "num_cached"),)
+                "no cap",
+                "a step with nothing to do",
+                edits=(("min(num_cached, num_tokens - 1)", "num_cached"),),
             ),
             WrongAnswer(
                 "one token",
@@ -472,17 +498,21 @@ def tokens_to_compute(num_tokens, num_cached, block_size):
             WrongAnswer(
                 "skips misses",
                 "misses are left out",
-                edits=(("for num_tokens, _ in lookups", "for num_tokens, num_found in lookups if num_found"),),
+                edits=(
+                    ("for num_tokens, _ in lookups", "for num_tokens, num_found in lookups if num_found"),
+                ),
             ),
             WrongAnswer(
                 "by computed tokens",
                 "found by computed",
                 edits=(("sum(num_tokens for num_tokens, _", "sum(num_tokens - _ for num_tokens, _"),),
             ),
-            WrongAnswer("count", "a number, not a share", edits=(("found / looked_up if looked_up else 0.0", "found"),)),
             WrongAnswer(
-                "no guard", "no requests, no answer", edits=((" if looked_up else 0.0", ""),)
+                "count",
+                "a number, not a share",
+                edits=(("found / looked_up if looked_up else 0.0", "found"),),
             ),
+            WrongAnswer("no guard", "no requests, no answer", edits=((" if looked_up else 0.0", ""),)),
         ),
         other="""
 def hit_rate(lookups):
@@ -507,9 +537,13 @@ def hit_rate(lookups):
         ),
         wrong=(
             WrongAnswer(
-                "adds lookups", "lookups counted", source="without_cache, blocks_of_4, blocks_of_16 = 200, 200, 200"
+                "adds lookups",
+                "lookups counted",
+                source="without_cache, blocks_of_4, blocks_of_16 = 200, 200, 200",
             ),
-            WrongAnswer("adds hits", "hits counted", source="without_cache, blocks_of_4, blocks_of_16 = 200, 132, 96"),
+            WrongAnswer(
+                "adds hits", "hits counted", source="without_cache, blocks_of_4, blocks_of_16 = 200, 132, 96"
+            ),
         ),
         other="""
 def computed_tokens(block_size, caching):
@@ -542,7 +576,12 @@ without_cache, blocks_of_4, blocks_of_16 = (computed_tokens(*a) for a in ((4, Fa
                 "value", "the number instead of its place", edits=(("argmax(dim=-1)", "max(dim=-1).values"),)
             ),
         ),
-        other="import torch\n\n\ndef greedy(logits, params, generators):\n    return torch.stack([row.argsort()[-1] for row in logits])\n",
+        other="""
+import torch
+
+def greedy(logits, params, generators):
+    return torch.stack([row.argsort()[-1] for row in logits])
+""",
         part="sampler",
     ),
 ]

@@ -46,8 +46,8 @@ class PoolBase(BlockPool):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in cls.INNER:
-            if hasattr(function := cls.__dict__.get(name), "__wrapped__"):
-                setattr(cls, name, function.__wrapped__)
+            if unguarded := getattr(cls.__dict__.get(name), "__wrapped__", None):
+                setattr(cls, name, unguarded)
 
     @property
     def index(self) -> dict[BlockKey, dict[int, KVCacheBlock]]:

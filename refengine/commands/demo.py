@@ -83,6 +83,7 @@ def run_demo(options: DemoOptions, console: Console) -> None:
     with Progress(console=console, transient=True) as progress:
         total = 2 * min(options.questions, len(drawn.questions))
         task = progress.add_task("answering", total=total)
+        LLM(options.model).generate([drawn.context], SamplingParams(max_tokens=2))  # first calls are slow: not timed
         off = _run(options, drawn, caching=False, advance=lambda: progress.advance(task))
         on = _run(options, drawn, caching=True, advance=lambda: progress.advance(task))
     console.print(f"[bold]The text[/bold] that all prompts begin with:\n{drawn.context}\n")
@@ -109,9 +110,6 @@ def _run(options: DemoOptions, drawn: World, caching: bool, advance: Callable[[]
         parts=options.parts,
         num_blocks=NUM_BLOCKS,
     )
-    warm_up = world(random.Random(-1), options.facts)
-    llm.generate(warm_up.prompt(warm_up.questions[0].question), SamplingParams(max_tokens=2))
-    recorder.steps.clear()
     questions = drawn.questions[: options.questions]
     params = SamplingParams(max_tokens=24, stop="\n")
     answers: list[Answer] = []

@@ -13,7 +13,7 @@ import argparse
 import json
 import random
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from refengine.llm import LLM
@@ -39,6 +39,10 @@ class Score:
         right = self.right.total() if kind is None else self.right[kind]
         asked = self.asked.total() if kind is None else self.asked[kind]
         return 100.0 * right / max(asked, 1)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Right answers and questions by kind, for JSON."""
+        return {"right": dict(self.right), "asked": dict(self.asked)}
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,9 @@ def print_table(scores: dict[int, Score], glossary: Score) -> None:
     names = [kind.name for kind in KINDS]
     print("facts    all " + "".join(f"{name:>9}" for name in names) + "    asked")
     for num_facts, score in scores.items():
-        columns = "".join(f"{score.percent(name):9.1f}" for name in names)
+        columns = "".join(
+            f"{score.percent(name):9.1f}" if score.asked[name] else f"{'-':>9}" for name in names
+        )
         print(f"{num_facts:5}{score.percent():7.1f} {columns}{score.asked.total():9}")
     print(f"glossary: {glossary.right.total()} of {glossary.asked.total()} exact")
 
@@ -97,7 +103,8 @@ def main() -> None:
     glossary = evaluate_glossary(llm)
     print_table(scores, glossary)
     if options.json is not None:
-        counts = {"facts": {n: asdict(score) for n, score in scores.items()}, "glossary": asdict(glossary)}
+        facts = {num_facts: score.counts() for num_facts, score in scores.items()}
+        counts = {"facts": facts, "glossary": glossary.counts()}
         options.json.write_text(json.dumps(counts, indent=2) + "\n")
 
 

@@ -42,6 +42,11 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Raises: ValueError for a text with half of a surrogate pair, as one that was badly cut has it."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"character {error.start} of the text is half of a surrogate pair") from None
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

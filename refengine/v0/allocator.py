@@ -98,8 +98,9 @@ class NaiveBlockAllocator:
 
     # -- what a cache would know ----------------------------------------------------------------------------
 
-    def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
-        """Nothing is cached, so nothing needs to be known as computed."""
+    def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> list[int]:
+        """Nothing is cached, so nothing needs to be known as computed. Returns: no block."""
+        return []
 
     def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float) -> None:
         """Nothing is cached, so no time matters."""

@@ -100,18 +100,17 @@ class BlockManager:
         found = [head for head in heads if head]
         return _common_head(found) if found else []
 
-    def mark_blocks_as_computed(self, seq: Sequence, token_chunk_size: int) -> None:
+    def mark_blocks_as_computed(self, seq: Sequence, token_chunk_size: int) -> list[int]:
         """The step that was just scheduled computes `token_chunk_size` more tokens of the sequence.
 
         vLLM 0.7.3 ignores both arguments and marks every block cached since the last call; with chunked prefill
         a prompt's blocks are all cached at its admission, and so count as computed after its first chunk.
-        Mutates: allocator.
+        Returns: the blocks that count as computed from now on. Mutates: allocator.
         """
         if self.faithful:
-            self.allocator.gpu.mark_blocks_as_computed()
-        elif self.enable_caching:
-            num_full = (seq.num_computed_tokens + token_chunk_size) // self.block_size
-            self.allocator.gpu.mark_blocks_as_computed(self.block_ids(seq)[:num_full])
+            return self.allocator.gpu.mark_blocks_as_computed()
+        num_full = (seq.num_computed_tokens + token_chunk_size) // self.block_size
+        return self.allocator.gpu.mark_blocks_as_computed(self.block_ids(seq)[:num_full])
 
     def access_all_blocks_in_seq(self, seq: Sequence, now: float) -> None:
         """Notes that the sequence runs. Mutates: its time."""

@@ -80,11 +80,12 @@ class SchedulerPhases:
         """Takes blocks for the whole prompt, cached ones among them, and starts it."""
         group.num_cached_tokens = num_cached_tokens
         found = num_cached_tokens // self.config.block_size
+        self._mark("admit", group, admitted=True, reason="new")
         self.block_manager.allocate(group)
         for seq in group.get_seqs(SequenceStatus.WAITING):
             seq.status = SequenceStatus.RUNNING
-        self._mark("admit", group, admitted=True, reason="new")
-        self._mark_allocate(group, self.block_manager.block_ids(group.first_seq)[found:])
+        block_ids = self.block_manager.block_ids(group.first_seq)
+        self._mark("allocate", group, num_tokens=len(group.first_seq), block_ids=[block_ids[found:]])
 
     def _ignore(self, group: SequenceGroup, out: SchedulerOutputs) -> None:
         for seq in group.seqs:
@@ -137,7 +138,8 @@ class SchedulerPhases:
         before = len(self.block_manager.block_ids(group.first_seq))
         for seq in group.get_seqs(SequenceStatus.RUNNING):
             out.blocks_to_copy += self.block_manager.append_slots(seq)
-        self._mark_allocate(group, self.block_manager.block_ids(group.first_seq)[before:])
+        block_ids = self.block_manager.block_ids(group.first_seq)
+        self._mark("allocate", group, num_tokens=1, block_ids=[block_ids[before:]])
 
     # -- swapped --------------------------------------------------------------------------------------------
 
@@ -172,13 +174,16 @@ class SchedulerPhases:
 
     # -- preemption -----------------------------------------------------------------------------------------
 
-    def _preempt(self, group: SequenceGroup, out: SchedulerOutputs) -> Literal["RECOMPUTE", "SWAP"]:
+    def _preempt(
+        self, group: SequenceGroup, out: SchedulerOutputs, may_swap: bool = True
+    ) -> Literal["RECOMPUTE", "SWAP"]:
         """Takes the group's GPU blocks: by forgetting their contents, or by moving them to the CPU.
 
         Raises: RuntimeError (faithful mode) when there is no room on the CPU; repaired, it recomputes instead.
         """
-        wants_swap = self.config.preemption_mode == "swap" or (
-            self.config.preemption_mode is None and group.max_num_running_seqs > 1
+        wants_swap = may_swap and (
+            self.config.preemption_mode == "swap"
+            or (self.config.preemption_mode is None and group.max_num_running_seqs > 1)
         )
         can_swap = wants_swap and self.block_manager.can_swap_out(group)
         if wants_swap and not can_swap and self.config.mode == "faithful":
@@ -249,9 +254,6 @@ class SchedulerPhases:
                 seq, self.block_manager.get_num_cached_tokens(seq)
             )
             self._mark("lookup", group, num_tokens=len(seq), hit_tokens=cached, block_ids=[found])
-
-    def _mark_allocate(self, group: SequenceGroup, block_ids: list[int]) -> None:
-        self._mark("allocate", group, num_tokens=0, block_ids=[block_ids])
 
     def _mark(self, kind: MarkKind, group: SequenceGroup, **facts: Any) -> None:
         if self.observer is not None:

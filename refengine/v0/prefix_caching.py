@@ -93,13 +93,17 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
             return bisect_left(hashes, True, key=missing)
         return next((i for i, content_hash in enumerate(hashes) if missing(content_hash)), len(hashes))
 
-    def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
-        """The step being scheduled fills these of the newly cached blocks; None: all of them. Mutates: trackers."""
+    def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> list[int]:
+        """The step being scheduled fills these of the newly cached blocks; None: all of them.
+
+        Returns: those that it was true of. Mutates: trackers.
+        """
         filled = self._touched if block_ids is None else self._touched.intersection(block_ids)
-        for block_id in filled:
-            if block_id in self.trackers:
-                self.trackers[block_id].computed = True
-        self._touched -= filled
+        self._touched = self._touched - filled
+        used = sorted(block_id for block_id in filled if block_id in self.trackers)
+        for block_id in used:
+            self.trackers[block_id].computed = True
+        return used
 
     def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float) -> None:
         """Notes when these blocks were used. Mutates: trackers, evictor."""

@@ -42,7 +42,9 @@ class Scheduler(SchedulerPhases):
         # From here on the step is certain to run before the next one is scheduled.
         for scheduled in out.scheduled:
             for seq in scheduled.group.get_seqs(SequenceStatus.RUNNING):
-                self.block_manager.mark_blocks_as_computed(seq, scheduled.token_chunk_size)
+                block_ids = self.block_manager.mark_blocks_as_computed(seq, scheduled.token_chunk_size)
+                if block_ids:
+                    self._mark("publish", scheduled.group, block_ids=block_ids)
         return metadata, out
 
     # -- policies -------------------------------------------------------------------------------------------
@@ -109,7 +111,8 @@ class Scheduler(SchedulerPhases):
     def _force_out_for_priority(self, budget: SchedulingBudget, out: SchedulerOutputs) -> None:
         """Preempts less important groups until the head of the waiting queue would fit. Mutates: queues, blocks.
 
-        vLLM 0.7.3 puts a group that it swapped out into the *waiting* queue and drops its copy orders.
+        vLLM 0.7.3 may swap the victim out here, puts it into the *waiting* queue all the same and drops the copy
+        orders. Repaired, a victim of priority recomputes: in the swapped queue it would keep all prompts out.
         """
         running = deque(sorted(self.running, key=_priority))
         if self.waiting:
@@ -123,12 +126,9 @@ class Scheduler(SchedulerPhases):
                 victim = running.pop()
                 budget.give_back(victim.request_id)
                 orders = len(out.blocks_to_swap_out)
-                mode = self._preempt(victim, out)
-                if mode == "SWAP" and self.config.mode == "faithful":
-                    del out.blocks_to_swap_out[orders:]
-                (self.swapped if mode == "SWAP" and self.config.mode == "fixed" else self.waiting).appendleft(
-                    victim
-                )
+                self._preempt(victim, out, may_swap=self.config.mode == "faithful")
+                del out.blocks_to_swap_out[orders:]
+                self.waiting.appendleft(victim)
             self.waiting.appendleft(head)
         self.waiting = deque(sorted(self.waiting, key=_priority))
         self.running = running

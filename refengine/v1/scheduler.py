@@ -231,11 +231,10 @@ class Scheduler:
                 request.append([token_id])
                 appended[request.request_id].append(token_id)
                 status = request.stop_status(self.eos_token_ids, self.max_model_len)
-                self._mark(
-                    "append", request, token_id=token_id, finish_reason=status.value if status else None
-                )
                 if status is not None:
                     self.finish(request.request_id, status)
+                self._mark("append", request, token_id=token_id, finish_reason=status.value if status else None)
+                if status is not None:
                     break
         return appended
 

@@ -6,6 +6,7 @@ and a person on a telephone see one result.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,14 @@ class Table:
             for part in textwrap.wrap(line, self.wrap, break_long_words=False, break_on_hyphens=False) or [""]
         ]
 
+    def _html(self, cell: str) -> str:
+        """A cell of the HTML form. Where the text form wraps, a long name may be broken behind a dot or a bar."""
+        lines = [escape(line) for line in cell.split("\n")]
+        if self.wrap:
+            lines = [re.sub(r"([._/])(?=[A-Za-z]\w\w)", r"\1<wbr/>", line) for line in lines]
+        indented = [re.sub("^ +", lambda found: "\u00a0" * len(found[0]), line) for line in lines]
+        return "<br/>".join(indented)
+
     def _is_right(self, index: int) -> bool:
         cells = [row[index] for row in self.rows]
         numbers = bool(cells) and all(
@@ -78,7 +87,7 @@ class Table:
         def line(tag: str, cells: Iterable[str]) -> str:
             return "".join(
                 f'<{tag} style="text-align:{side};vertical-align:top;padding:2px 8px;line-height:1.4">'
-                f"{escape(cell).replace(chr(10), '<br/>')}</{tag}>"
+                f"{self._html(cell)}</{tag}>"
                 for side, cell in zip(sides, cells, strict=True)
             )
 
@@ -177,6 +186,19 @@ def _lookup(facts: dict[str, Any]) -> str:
     return f"hit {facts['hit_tokens']} of {_tokens(facts['num_tokens'])}{found}"
 
 
+def _admit(facts: dict[str, Any]) -> str:
+    """`yes: new`, `not now: not enough free blocks`, `preempted: ...`."""
+    if facts["reason"].startswith("preempted"):
+        return str(facts["reason"])
+    return f"{'yes' if facts['admitted'] else 'not now'}: {facts['reason']}"
+
+
+def _allocate(facts: dict[str, Any]) -> str:
+    """V0 gives no number of tokens: it allocates for the whole prompt."""
+    count = facts["num_tokens"]
+    return _blocks(facts["block_ids"]) + (f" for {_tokens(count)}" if count else "")
+
+
 def _tokens(count: int) -> str:
     return f"{count} token{'' if count == 1 else 's'}"
 
@@ -188,8 +210,8 @@ def _run(facts: dict[str, Any]) -> str:
 
 _WORDS: dict[MarkKind, Callable[[dict[str, Any]], str]] = {
     "lookup": _lookup,
-    "admit": lambda facts: f"{'yes' if facts['admitted'] else 'not now'}: {facts['reason']}",
-    "allocate": lambda facts: f"{_blocks(facts['block_ids'])} for {_tokens(facts['num_tokens'])}",
+    "admit": _admit,
+    "allocate": _allocate,
     "publish": lambda facts: _blocks([facts["block_ids"]]),
     "run": _run,
     "append": lambda facts: (

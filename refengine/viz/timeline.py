@@ -7,6 +7,7 @@ which they happened.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -34,6 +35,7 @@ from refengine.viz.tables import describe
 
 WIDTH, MARGIN = 800, 20
 MAX_STEPS, LANE = 20, 52  # steps in one line; more go on below
+MAX_LINES = 6  # of words in a mark
 MARKS: tuple[MarkKind, ...] = get_args(MarkKind)
 
 
@@ -99,7 +101,7 @@ def timeline(
         steps = range(start, min(start + MAX_STEPS, last))
         columns = max(8, min(MAX_STEPS, last - first))
         _draw_panel(canvas, top, left, steps, names, cells, (WIDTH - 2 * MARGIN - left) / columns)
-        top = canvas.height + 12
+        top = canvas.height + 24
     _draw_key(canvas)
     return Picture.of(canvas, _timeline_words(title, names, range(first, last), cells))
 
@@ -215,25 +217,35 @@ def marks_picture(record: Record, step: int, *, title: str | None = None) -> Pic
     numbered = list(enumerate(marks, 1))
     for request_id in names:
         mine = [(number, mark) for number, mark in numbered if mark.request_id == request_id]
-        deepest = max(sum(mark.kind == kind for _, mark in mine) for kind in MARKS)
         canvas.text(MARGIN, top + 30, request_id, width=left - 6)
-        for column, kind in enumerate(MARKS):
-            same = [(number, mark) for number, mark in mine if mark.kind == kind]
-            for depth, (number, mark) in enumerate(same):
-                _draw_mark(
-                    canvas, MARGIN + left + column * width + 2, top + depth * 54, width - 4, number, mark
-                )
-        top += deepest * 54 + 6
+        top = _draw_request(canvas, MARGIN + left, top, width, mine) + 6
     canvas.text(MARGIN, top + 14, "The numbers are the order within the step.", size=SMALL, fill=GREY)
     told = [f"{number}. {mark.request_id}: {mark.kind}, {describe(mark)}." for number, mark in numbered]
     return Picture.of(canvas, "\n".join([f"{name}, in the order in which they happened.", *told]))
 
 
-def _draw_mark(canvas: Canvas, x: float, y: float, width: float, number: int, mark: Mark) -> None:
-    """One mark: its number, and what was decided in at most three short lines."""
+def _draw_request(
+    canvas: Canvas, left: float, top: float, width: float, mine: Sequence[tuple[int, Mark]]
+) -> float:
+    """The marks of one request, a column per kind, all boxes equally high. Returns: the lower edge."""
+    words = {number: wrap(describe(mark), width - 38, most=MAX_LINES) for number, mark in mine}
+    height = max(50, *(14 * len(lines) + 8 for lines in words.values()))
+    below: Counter[MarkKind] = Counter()
+    for number, mark in mine:
+        x, y = left + MARKS.index(mark.kind) * width + 2, top + below[mark.kind] * (height + 4)
+        _draw_mark(canvas, (x, y, width - 4, height), number, mark, words[number])
+        below[mark.kind] += 1
+    return top + max(below.values()) * (height + 4)
+
+
+def _draw_mark(
+    canvas: Canvas, box: tuple[float, float, float, float], number: int, mark: Mark, lines: Sequence[str]
+) -> None:
+    """One mark: its number, and what was decided in a few short lines. `box`: x, y, width, height."""
+    x, y, width, height = box
     negative = mark.kind == "admit" and not mark.facts["admitted"]
-    canvas.rect(x, y, width, 50, fill=PALE_ORANGE if negative else PAPER, dash="4 3" if negative else "")
+    canvas.rect(x, y, width, height, fill=PALE_ORANGE if negative else PAPER, dash="4 3" if negative else "")
     canvas.rect(x + 4, y + 4, 20, 15, fill=SHADE, stroke="none", radius=7)
     canvas.text(x + 14, y + 15, str(number), size=SMALL, bold=True, fill=GREY, anchor="middle")
-    for row, line in enumerate(wrap(describe(mark), width - 34, most=3)):
+    for row, line in enumerate(lines):
         canvas.text(x + 28, y + 15 + 14 * row, line, size=SMALL)

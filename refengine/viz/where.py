@@ -47,7 +47,8 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _vllm(side: Side) -> str:
-    return "\n".join(f"{place.symbol}\n  {place.where}" for place in side.vllm) or side.why
+    places = "\n".join(f"{place.symbol}\n  {place.where}" for place in side.vllm)
+    return places or (side.why if side.ours else "")
 
 
 def _note() -> str:

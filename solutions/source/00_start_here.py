@@ -12,6 +12,8 @@
 # `refengine hint 00.1`.
 
 # %% tags=["setup"]
+from time import perf_counter
+
 from exercises import check
 from refengine import LLM, SamplingParams
 from refengine.trace.record import Recorder
@@ -101,6 +103,7 @@ check("00.3", decides_in_v1, skips_in_v1, decides_in_v0, skips_in_v0)
 # Write V1's rule. `num_cached` is how many leading tokens of the request lie in cached blocks, always whole blocks, and
 # perhaps all of the request. Return how many tokens the step has to compute.
 
+
 # %% task="00.4"
 def tokens_to_compute(num_tokens, num_cached, block_size):
     """Tokens that are left to compute: at least one, and the skipped ones are whole blocks."""
@@ -123,6 +126,7 @@ check("00.4", tokens_to_compute)
 #
 # `hit_rate` gets one pair `(tokens of the request, tokens found)` per request and should say which share of *all tokens
 # that were looked up* was found; 0.0 if nothing was looked up. Find out what it does instead, and repair it.
+
 
 # %% task="00.5"
 def hit_rate(lookups):
@@ -193,8 +197,6 @@ check("00.6", without_cache, blocks_of_4, blocks_of_16)
 # it is not graded.
 
 # %% tags=["volatile"]
-from time import perf_counter
-
 for caching in (False, True):
     llm = LLM("tiny", block_size=4, num_blocks=80, enable_prefix_caching=caching)
     llm.generate([prompts[0]], SamplingParams(max_tokens=1))
@@ -209,8 +211,9 @@ for caching in (False, True):
 # **Why it matters.** The last mark of a step needs a token. The slot `sampler` decides which one, and from here on the
 # engine can run on yours.
 #
-# `logits` is a tensor `[n, vocab_size]`, one row per request that is ready; `params` and `generators` have one entry per
-# row and are not needed here. Return the index of the largest number of each row, as a tensor `[n]`.
+# `logits` is a tensor `[n, vocab_size]`, one row per request that is ready; `params` and `generators` have one entry
+# per row and are not needed here. Return the index of the largest number of each row, as a tensor `[n]`.
+
 
 # %% task="00.7" part="sampler" name="greedy"
 def greedy(logits, params, generators):

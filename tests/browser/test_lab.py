@@ -60,6 +60,7 @@ def test_slider_moves_by_keyboard_and_the_picture_follows(lab: Lab, notebook: Pa
     expect(picture).to_have_attribute("alt", _says("after step 2"))
     assert picture.evaluate("image => image.naturalWidth") == 800
     page.get_by_role("button", name="every mark").click()
+    page.get_by_text("moment", exact=True).wait_for()  # the slider counts moments from here on
     page.locator(".noUi-handle").focus()
     page.keyboard.press("ArrowLeft")
     expect(picture).to_have_attribute("alt", _says("Step 2, mark 1: ada, append"))

@@ -21,9 +21,7 @@ STATUS = {
 class BlockManagerDriver:
     """One BlockManager and the sequences of the trace."""
 
-    faithful = True
-
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], mode: str = "faithful") -> None:
         self.manager = BlockManager(
             config["block_size"],
             config["num_gpu_blocks"],
@@ -31,7 +29,7 @@ class BlockManagerDriver:
             watermark=config["watermark"],
             sliding_window=config["sliding_window"],
             enable_caching=config["enable_caching"],
-            faithful=self.faithful,
+            faithful=mode == "faithful",
         )
         self.seqs: dict[int, Sequence] = {}
         self.groups: dict[str, SequenceGroup] = {}

@@ -27,12 +27,10 @@ SCHEDULER_OPTIONS = (
 class SchedulerDriver:
     """One Scheduler over one BlockManager, and the tokens each request will sample."""
 
-    mode = "faithful"
-
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], mode: str = "faithful") -> None:
         cache, scheduler = config["cache"], config["scheduler"]
         self.config = EngineConfig(
-            mode=self.mode,
+            mode=mode,
             block_size=cache["block_size"],
             num_blocks=cache["num_gpu_blocks"],
             num_cpu_blocks=cache["num_cpu_blocks"],
@@ -47,7 +45,7 @@ class SchedulerDriver:
             watermark=config["watermark"],
             sliding_window=cache["sliding_window"],
             enable_caching=cache["enable_prefix_caching"],
-            faithful=self.mode == "faithful",
+            faithful=mode == "faithful",
         )
         self.scheduler = Scheduler(self.config, self.manager, scheduler["max_model_len"])
         self.outputs: dict[str, list[int]] = {}

@@ -176,6 +176,11 @@ class ShadowKV:
             violations += self._read(sequence, writers)
         return violations
 
+    def spoil(self, slots: Collection[int]) -> None:
+        """A step failed half-way: these slots hold anything now. Mutates: what is written."""
+        for slot in slots:
+            self.written.pop(slot, None)
+
     def check_findable(self, findable: Mapping[int, Hashable]) -> list[Violation]:
         """Whether each findable block (id -> hash) holds all that its hash promises. For between two steps."""
         violations = []

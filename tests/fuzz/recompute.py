@@ -44,22 +44,16 @@ def model() -> Decoder:
     return decoder.double().eval()
 
 
-@lru_cache(maxsize=100_000)
-def next_token(token_ids: Tokens) -> int:
-    """The most likely token after these."""
-    return int(_logits(token_ids)[-1].argmax())
-
-
-@lru_cache(maxsize=100_000)
-def answer(prompt: Tokens, add: Add, max_model_len: int) -> tuple[Tokens, str]:
+@lru_cache(maxsize=10_000)
+def answer(prompt: Tokens, add: Add, max_model_len: int = MAX_MODEL_LEN) -> tuple[Tokens, str]:
     """What `add` says to this prompt, and why it stops: "stop" or "length"."""
-    token_ids = prompt
+    said: Tokens = ()
     while True:
-        token_ids += (next_token(token_ids),)
-        if (token_ids[-1] == EOS and not add.ignore_eos) or token_ids[-1] in add.stop_token_ids:
-            return token_ids[len(prompt) :], "stop"
-        if len(token_ids) - len(prompt) == add.max_tokens or len(token_ids) == max_model_len:
-            return token_ids[len(prompt) :], "length"
+        said += (int(_logits(prompt + said)[-1].argmax()),)
+        if (said[-1] == EOS and not add.ignore_eos) or said[-1] in add.stop_token_ids:
+            return said, "stop"
+        if len(said) == add.max_tokens or len(prompt) + len(said) == max_model_len:
+            return said, "length"
 
 
 def prompt_scores(prompt: Tokens) -> dict[int, float]:
@@ -76,7 +70,7 @@ def prompts(requests: dict[str, Add]) -> dict[str, Tokens]:
         whole[request_id] = add.prompt
         if add.follows is not None:
             forerunner = f"r{add.follows}"
-            said, _ = answer(whole[forerunner], requests[forerunner], MAX_MODEL_LEN)
+            said, _ = answer(whole[forerunner], requests[forerunner])
             whole[request_id] = whole[forerunner] + said + add.prompt
     return whole
 

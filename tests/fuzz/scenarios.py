@@ -63,7 +63,12 @@ class Reset:
     """Somebody wants the prefix cache forgotten."""
 
 
-Operation = Add | Step | Abort | Reset
+@dataclass(frozen=True)
+class Fail:
+    """The engine takes a step in which the model breaks down half-way, if there is anything to compute."""
+
+
+Operation = Add | Step | Abort | Reset | Fail
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,11 @@ def scenarios(draw: st.DrawFn, max_operations: int = 18) -> Scenario:
     operations: list[Operation] = []
     longest: list[int] = []  # by request, the tokens that it can have in the end
     for i in range(draw(st.integers(6, max_operations))):
-        kind = "add" if i < CROWD else draw(st.sampled_from(["add"] * 4 + ["step"] * 4 + ["abort", "abort", "reset"]))
+        kind = (
+            "add"
+            if i < CROWD
+            else draw(st.sampled_from(["add"] * 4 + ["step"] * 4 + ["abort", "abort", "reset", "fail"]))
+        )
         if kind == "add":
             add = draw(_add([r for r, tokens in enumerate(longest) if tokens <= MAX_FOLLOWED]))
             operations.append(replace(add, priority=-len(longest)) if escalates else add)
@@ -102,6 +111,8 @@ def scenarios(draw: st.DrawFn, max_operations: int = 18) -> Scenario:
             operations.append(Abort(draw(st.one_of(st.integers(0, len(longest) - 1), states))))
         elif kind == "reset":
             operations.append(Reset())
+        elif kind == "fail":
+            operations.append(Fail())
     adds = [op for op in operations if isinstance(op, Add)]
     prompts = [tokens - add.max_tokens for tokens, add in zip(longest, adds, strict=True)]
     policy = st.just("priority") if escalates else st.sampled_from(["fcfs", "fcfs", "priority"])

@@ -6,6 +6,7 @@ how its steps are tapped and how its blocks are read off; `ShadowedV1` does so f
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 
 from refengine.config import EngineConfig
 from refengine.hashing import Adapter
+from refengine.kv_cache import KVCache
 from refengine.model.decoder import Decoder
 from refengine.outputs import StepOutput
 from refengine.sampling import SamplingParams
@@ -48,6 +50,8 @@ class Tally:
     def _admit(self, request_id: str, admitted: bool, reason: str) -> None:
         if admitted:
             self.events["resumed"] += reason == "resumed"
+        elif reason == "preempted: its step failed":
+            self.events["share taken back"] += 1
         elif reason.startswith("preempted"):
             self.events["preempted"] += 1
             self.events["published share withdrawn"] += request_id in self._published
@@ -63,8 +67,14 @@ class Tally:
         """Nothing to count here."""
 
 
+class ModelFailed(Exception):
+    """The model broke down in the middle of a step, as the scenario wanted."""
+
+
 class ShadowedEngine(ABC):
     """One engine, its shadow, and everything the shadow has found wrong so far."""
+
+    fails = False  # whether the model breaks down in a step
 
     def __init__(self, shadow: ShadowKV) -> None:
         self.shadow = shadow
@@ -91,7 +101,11 @@ class ShadowedEngine(ABC):
         self._held_before = self._held()
         findable = self._findable()
         self.shadow.shared_in_step.clear()
-        outputs = self._step()
+        try:
+            outputs = self._step()
+        except ModelFailed:
+            outputs = []
+            self.tally.events["step failed"] += 1
         for output in outputs:
             self.shadow.append(output.request_id, output.token_ids)
         self._learn()
@@ -111,6 +125,11 @@ class ShadowedEngine(ABC):
     def _learn(self) -> None:
         for request_id, hashes in self._hashes().items():
             self.violations += self.shadow.learn(request_id, hashes)
+
+    @property
+    @abstractmethod
+    def kv_cache(self) -> KVCache:
+        """The tensors."""
 
     @abstractmethod
     def _add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, **options: Any) -> None:

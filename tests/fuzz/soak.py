@@ -44,7 +44,9 @@ def soak(seed_value: int, mode: str, counted: Counter[str]) -> None:
 
 def main() -> int:
     """Returns: the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--seed", type=int, default=1, help="of the first batch; each later one is one more")
     parser.add_argument("--mode", default="fixed", choices=["fixed", "faithful"])

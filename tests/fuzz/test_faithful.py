@@ -17,7 +17,7 @@ import pytest
 from refengine.config import EngineConfig
 from refengine.sampling import SamplingParams
 from tests.fuzz import recompute
-from tests.fuzz.scenarios import MAX_MODEL_LEN, Add
+from tests.fuzz.scenarios import Add
 from tests.fuzz.shadowed import ShadowedV1
 
 # Blocks of 2 tokens, 7 of them. Step 1: the victim is alone and computes 5 tokens. Step 2: 3 more, so that 4
@@ -79,15 +79,16 @@ def run(mode: str, options: dict[str, int], victim: Add, after_another: bool = F
 
 
 def truth(request: Add) -> list[int]:
-    return list(recompute.answer(request.prompt, request, MAX_MODEL_LEN)[0])
+    return list(recompute.answer(request.prompt, request)[0])
 
 
 @pytest.mark.parametrize("after_another", [False, True])
 def test_faithful_reads_what_was_never_written(after_another: bool) -> None:
     result = run("faithful", SURVIVES, VICTIM, after_another)
     assert result.kinds[:2] == [set(), set()]
-    assert result.kinds[2] == {"promise"}  # the share is withdrawn, and a block can be found that holds nothing true
-    assert result.kinds[3] == {"promise", "read" if after_another else "unwritten"}  # the victim resumes on it
+    # The share is withdrawn, and a block can be found that holds nothing true. Then the victim resumes on it.
+    assert result.kinds[2] == {"promise"}
+    assert result.kinds[3] == {"promise", "read" if after_another else "unwritten"}
     assert result.token_ids["urgent"] == truth(URGENT)
     assert result.token_ids["victim"] != truth(VICTIM)
 

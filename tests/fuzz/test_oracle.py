@@ -67,7 +67,8 @@ def test_a_prefix_may_be_shared_in_the_step_that_computes_it() -> None:
 
 def test_equal_tokens_behind_another_prefix_are_not_a_hit(shadow: ShadowKV) -> None:
     assert run(shadow, chunk(shadow, "c", 0, 2, [3])) == []
-    assert kinds(run(shadow, chunk(shadow, "c", 3, 1, [3, 2]))) == {"read"}  # block 2: 3, 4 as well, but behind 1, 2
+    # Block 2 holds the tokens 3, 4 as well, but those behind 1, 2.
+    assert kinds(run(shadow, chunk(shadow, "c", 3, 1, [3, 2]))) == {"read"}
 
 
 def test_equal_tokens_of_another_identity_are_not_a_hit(shadow: ShadowKV) -> None:

@@ -63,6 +63,20 @@ SCHEDULER = (
         ("test_v1_scheduler_preemption::test_priority_the_least_important_is_preempted",),
     ),
     Mutant(
+        "the loop goes on at the next index, wherever the victim stood",
+        "v1.scheduler",
+        "index -= 1",
+        "pass",
+        ("test_v1_scheduler_preemption::test_priority_a_victim_further_up_lets_nobody_be_skipped",),
+    ),
+    Mutant(
+        "a step that failed has computed its tokens",
+        "v1.scheduler",
+        "request.num_computed_tokens -= share.num_tokens",
+        "pass",
+        ("test_v1_scheduler_preemption::test_a_step_that_failed_is_taken_back_whole",),
+    ),
+    Mutant(
         "a preempted request keeps its computed count",
         "v1.scheduler",
         "victim.num_computed_tokens = 0",
@@ -106,18 +120,14 @@ SCHEDULER = (
     ),
     Mutant(
         "whether a request ends is decided before the token joins",
-        "v1.scheduler",
-        "request.append([token_id])\n"
-        "                appended[request.request_id].append(token_id)\n"
-        "                status = self._stop(request)",
-        "status = self._stop(request)\n"
-        "                request.append([token_id])\n"
-        "                appended[request.request_id].append(token_id)",
+        "v1.request",
+        "self.num_output_tokens >= params.max_tokens",
+        "self.num_output_tokens - 1 >= params.max_tokens",
         ("test_v1_scheduler_stopping::test_max_tokens_counts_the_token_just_appended",),
     ),
     Mutant(
         "ignore_eos means its opposite",
-        "v1.scheduler",
+        "v1.request",
         "and not params.ignore_eos",
         "and params.ignore_eos",
         ("test_v1_scheduler_stopping::test_the_end_token_ends_unless_ignored",),

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
@@ -118,20 +118,24 @@ def source_of(mutant: Mutant) -> str:
         return file.read()
 
 
-def failure(mutant: Mutant | None, test: str) -> BaseException | None:
-    """Runs one directed test in the world of a mutant. Returns: what it raised, None if it passed.
+def failures(mutant: Mutant | None, tests: Iterable[str]) -> dict[str, BaseException | None]:
+    """Runs directed tests in the world of a mutant. Returns: what each raised, None if it passed.
 
     The engines check their own integrity in most tests. Here they do not: the directed test alone must see
     the mistake.
     """
-    module, _, function = test.partition("::")
     with world(mutant):
         vars(importlib.import_module("tests.unit.helpers"))["CHECK_INTEGRITY"] = False
-        run: Callable[[], None] = getattr(importlib.import_module(f"tests.unit.{module}"), function)
-        try:
-            run()
-        except (Exception, MISSED) as error:
-            return error
+        return {test: _failure(test) for test in tests}
+
+
+def _failure(test: str) -> BaseException | None:
+    module, _, function = test.partition("::")
+    run: Callable[[], None] = getattr(importlib.import_module(f"tests.unit.{module}"), function)
+    try:
+        run()
+    except (Exception, MISSED) as error:
+        return error
     return None
 
 

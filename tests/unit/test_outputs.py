@@ -57,6 +57,7 @@ def test_a_stop_text_within_one_token() -> None:
 
 
 def test_a_stop_text_across_three_tokens_is_never_shown() -> None:
+    """Misconception: "a stop text is a token"."""
     processor = make(["abS", "TO", "Pcd"], stop="STOP")
     assert feed(processor, 0, 1, 2) == [("ab", False), ("ab", False), ("ab", True)]
 

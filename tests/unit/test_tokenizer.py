@@ -89,6 +89,11 @@ def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_a_text_that_is_no_unicode(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"^character 4 of the text is half of a surrogate pair$"):
+        tokenizer.encode("the \ud800 cat")
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_pieces_add_up_and_never_hold_half_a_character(tokenizer: Tokenizer, text: str) -> None:
     got = pieces(tokenizer, tokenizer.encode(text))

@@ -27,7 +27,7 @@ def test_s03_a_reused_block_forgets_its_old_identity() -> None:
 
 
 def test_s03_a_block_in_use_is_not_found_under_its_old_hash() -> None:
-    """S03 while X still runs, with a block that X does not fill: nobody publishes it anew."""
+    """S03 while X still runs. Misconception: "publishing replaces the old hash". X does not fill its block."""
     cache = Cache(usable=2)
     cache.start("A", numbers(1, 8))
     cache.finish("A")
@@ -120,7 +120,7 @@ def test_s12_when_one_copy_goes_the_other_is_found() -> None:
 
 
 def test_s17_a_block_with_two_users_enters_the_queue_once() -> None:
-    """S17 (a). Released twice in one call, by its two users: listed once, counter equals list."""
+    """S17 (a). Misconception: "used is yes or no". Its two users release it in one call, and it is listed once."""
     cache = Cache(usable=4)
     (block,) = cache.pool.get_new_blocks(1)
     cache.pool.touch([block])
@@ -240,6 +240,7 @@ def test_events_tell_a_mirror_everything() -> None:
 
 
 def test_a_later_stored_event_names_its_parent() -> None:
+    """Misconception: "a hash says where it belongs". It covers its parent's, but nobody can read that from it."""
     cache = Cache(usable=4, enable_events=True)
     cache.start("A", numbers(1, 4))
     cache.decode("A", 5, 6, 7, 8)

@@ -58,7 +58,7 @@ def test_a_lookup_changes_nothing() -> None:
 
 
 def test_prompt_scores_need_a_cold_lookup_but_publish() -> None:
-    """A request that must not read the cache still writes it for others."""
+    """Misconception: "a hit has its scores too". It must not read the cache, but it writes it for others."""
     cache = Cache(usable=10)
     cache.start("A", numbers(1, 8))
     cache.finish("A")
@@ -77,7 +77,7 @@ def test_with_caching_off_nothing_is_found_or_published() -> None:
 
 
 def test_s23_salt_and_adapter_separate_the_hits() -> None:
-    """S23 seen from the cache: what was computed with one adapter or for one tenant is found by no other."""
+    """S23 seen from the cache. Misconception: "equal tokens, equal K/V". Not with another adapter or tenant."""
     cache = Cache(usable=20)
     cache.start("A", numbers(1, 8), cache_salt="X")
     cache.start("B", numbers(1, 8), adapter=Adapter("X", "/one"))
@@ -212,6 +212,7 @@ def test_the_watermark_is_for_newcomers() -> None:
 
 
 def test_the_watermark_holds_for_a_preempted_request_too() -> None:
+    """Misconception: "it was admitted before". It would push out those for whose sake it was preempted."""
     cache = Cache(usable=4, watermark=0.4)
     cache.start("A", numbers(1, 8))
     cache.decode("A", 9)

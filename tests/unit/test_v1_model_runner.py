@@ -83,7 +83,7 @@ def test_slots_come_from_the_block_table() -> None:
 
 
 def test_a_prefix_hit_is_only_a_later_start() -> None:
-    """The runner starts where the scheduler says; positions, slots and lengths follow from that alone."""
+    """Misconception: "the runner looks the hit up". It is told where to start; the rest follows from that."""
     marks = Marks()
     runner, spy = make(marks)
     runner.execute(SchedulerOutput([new("A", numbers(1, 6), [5, 2], computed=4)]))

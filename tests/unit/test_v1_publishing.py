@@ -18,7 +18,7 @@ def test_s19_drafts_are_not_published() -> None:
 
 
 def test_s19_lookahead_slots_of_a_chunk_are_not_published() -> None:
-    """S19 in a chunked prefill: tokens 6 to 8 are known and have slots, but this step does not compute them."""
+    """S19 in a chunked prefill. Misconception: "a known token with a slot is computed". Not in this step."""
     cache = Cache(usable=10)
     cache.add("A", numbers(1, 12))
     cache.resume("A", 5, num_lookahead_tokens=3)

@@ -79,6 +79,9 @@ def test_the_last_position_of_the_model_is_never_computed() -> None:
     for _ in range(5):
         steps.step()
     assert request.num_computed_tokens == 9
+    steps.add("B", [1, 2])
+    assert steps.step() == {"B": (0, 2)}
+    assert steps.step() == {"B": (2, 1)}, "a request that has nothing to do stands in nobody's way"
 
 
 # Prefix hits
@@ -134,6 +137,17 @@ def test_every_refusal_says_why() -> None:
     steps.add("B", numbers(11, 18))
     steps.step()
     assert marks.of("admit", "B") == [{"admitted": False, "reason": "not enough free blocks"}]
+    steps = Steps(usable=30, observer=marks, max_num_seqs=1)
+    steps.add("C", [1])
+    steps.add("D", [2])
+    steps.step()
+    assert marks.of("admit", "D") == [{"admitted": False, "reason": "max_num_seqs requests are running"}]
+    steps = Steps(usable=30, observer=marks, enable_chunked_prefill=False, max_num_batched_tokens=4)
+    steps.add("E", [1, 2, 3])
+    steps.add("F", [4, 5, 6])
+    steps.step()
+    reason = "not enough token budget for the whole prompt"
+    assert marks.of("admit", "F") == [{"admitted": False, "reason": reason}]
 
 
 def test_integrity_of_the_queues() -> None:
@@ -145,4 +159,8 @@ def test_integrity_of_the_queues() -> None:
     request.status = RequestStatus.WAITING
     steps.scheduler.requests.clear()
     with pytest.raises(IntegrityError, match=r"queues hold \['A'\], but the unfinished requests are \[\]"):
+        steps.scheduler.check_integrity()
+    steps = Steps(usable=5)
+    steps.manager.block_pool.free_queue.num_free_blocks = 3
+    with pytest.raises(IntegrityError, match="counts 3 blocks"):
         steps.scheduler.check_integrity()

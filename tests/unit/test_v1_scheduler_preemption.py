@@ -6,7 +6,7 @@ Cases S04, S20 and S21 of the shared set.
 from __future__ import annotations
 
 from refengine.v1.request import RequestStatus
-from tests.unit.helpers import Steps, numbers
+from tests.unit.helpers import Marks, Steps, numbers
 
 # Preemption
 
@@ -135,6 +135,19 @@ def test_priority_the_least_important_is_preempted() -> None:
     assert steps.output.preempted_ids == {"low"}
 
 
+def test_priority_a_victim_further_up_lets_nobody_be_skipped() -> None:
+    """Misconception: "the loop goes on at the next index". The victim stood before it, so all have moved up."""
+    steps = Steps(usable=6, policy="priority")
+    steps.add("low", numbers(11, 17), priority=5)
+    steps.step()
+    steps.add("high", numbers(1, 8), priority=1)
+    steps.add("middle", [99], priority=2)
+    steps.step()
+    assert (steps.running, steps.num_free) == (["low", "high", "middle"], 1)
+    assert steps.step() == {"high": (8, 1), "middle": (1, 1)}
+    assert steps.output.preempted_ids == {"low"}
+
+
 def test_priority_a_share_is_taken_back_in_the_same_step() -> None:
     """Misconception: "what is scheduled stays scheduled". Its tokens go back to the budget, its blocks to the pool."""
     steps = Steps(usable=4, policy="priority", max_num_batched_tokens=9)
@@ -177,3 +190,40 @@ def test_vllm_leaves_a_block_of_a_share_taken_back_in_the_index() -> None:
 
 def found_of_low(steps: Steps) -> int:
     return steps.manager.get_computed_blocks(steps.scheduler.requests["low"])[1]
+
+
+# A step that did not run to its end
+
+
+def test_a_step_that_failed_is_taken_back_whole() -> None:
+    """Misconception: "counted as computed is computed". Nobody's count or block may survive a step that did not run."""
+    marks = Marks()
+    steps = Steps(usable=10, max_num_batched_tokens=12, observer=marks)
+    a, b = steps.add("A", numbers(1, 9)), steps.add("B", [*numbers(1, 8), 99])
+    steps.step()
+    steps.add("C", numbers(51, 60))
+    output = steps.scheduler.schedule()
+    steps.scheduler.take_back(output)
+    steps.verify()
+    assert (steps.running, steps.waiting) == ([], ["A", "B", "C"])
+    assert marks.of("admit", "A")[-1] == {"admitted": False, "reason": "preempted: its step failed"}
+    assert (a.num_computed_tokens, b.num_computed_tokens, steps.num_free) == (0, 0, 10)
+    assert steps.step() == {"A": (8, 2), "B": (8, 2), "C": (0, 8)}
+
+
+def test_a_step_that_failed_has_told_the_runner_nothing() -> None:
+    """Misconception: "the runner knows who left". It was told in the step that failed, so it is told again."""
+    steps = Steps(usable=5, max_num_seqs=3)
+    steps.add("first", numbers(11, 17))
+    steps.add("last", numbers(1, 8))
+    steps.add("gone", [99], max_tokens=1)
+    steps.step()
+    steps.step()
+    steps.scheduler.finish("first", RequestStatus.FINISHED_ABORTED)
+    output = steps.scheduler.schedule()
+    assert output.finished_ids == {"first"}
+    steps.scheduler.take_back(output)
+    again = steps.scheduler.schedule()
+    assert (again.finished_ids, again.preempted_ids) == ({"first"}, {"last"})
+    steps.scheduler.take_back(again)
+    assert steps.scheduler.schedule().preempted_ids == {"last"}

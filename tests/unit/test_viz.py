@@ -337,6 +337,14 @@ def test_a_long_timeline_goes_on_below(record: Record) -> None:
     _check_legible(picture)
 
 
+def test_a_long_reason_makes_its_row_higher_and_is_not_cut(record: Record) -> None:
+    reason = "preempted: ada needs a block for its next token and none is left"
+    marks = [Mark("admit", "bob", {"admitted": False, "reason": reason}), *_decode("ada", 10)]
+    high = viz.marks_picture(Record([Step(marks)]), 0)
+    assert reason in " ".join(_words(high)) and "…" not in " ".join(_words(high))
+    _check_legible(high)
+
+
 def test_marks_stand_in_their_order(record: Record) -> None:
     assert viz.marks_picture(record, 2).alt.splitlines()[1:3] == [
         "1. ada: allocate, no new block for 1 token.",
