@@ -26,6 +26,22 @@ from refengine.model.config import ModelConfig
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
+class Linear(nn.Linear):
+    """A linear layer that draws no random weights on the meta device, where a checkpoint is about to bring them."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
+class Embedding(nn.Embedding):
+    """An embedding that draws no random weights on the meta device."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class RMSNorm(nn.Module):
     """Scales the last dimension to unit root mean square, then by a learned weight."""
 
@@ -59,7 +75,7 @@ class Rotary(nn.Module):
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
     """Radians per position for each feature pair, `[head_dim / 2]` float32."""
-    exponent = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+    exponent = torch.arange(0, config.head_dim, 2, device="cpu").float() / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponent
     scaling = config.rope_scaling
     if scaling.kind == "linear":
@@ -88,8 +104,8 @@ class Attention(nn.Module):
         self.heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self.head_dim = config.head_dim
         width = sum(self.heads) * config.head_dim
-        self.qkv_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias)
+        self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
@@ -111,8 +127,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
@@ -140,10 +156,10 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.rotary = Rotary(config)

@@ -116,11 +116,23 @@ class ShadowedEngine(ABC):
         return outputs
 
     def _run(self, sequences: Sequence[SequenceInput], padding_slots: Sequence[int]) -> None:
-        """What the tap calls with each step's input. Mutates: the shadow, the violations."""
+        """What the tap calls with each step's input. Mutates: the shadow, the violations.
+
+        Raises: ModelFailed, with garbage wherever the step was to write, if that is wanted.
+        """
         self._learn()
-        self.violations += self.shadow.run(
-            StepInput(sequences, self._held(), self._held_before, padding_slots)
-        )
+        step = StepInput(sequences, self._held(), self._held_before, padding_slots)
+        self.violations += self.shadow.run(step)
+        if self.fails:
+            slots = [slot for sequence in sequences for slot in sequence.slots]
+            self.shadow.spoil(slots)
+            self._spoil(slots)
+            raise ModelFailed
+
+    def _spoil(self, slots: Sequence[int] | slice) -> None:
+        """Fills slots with NaN, which whoever reads it cannot miss. Mutates: the KV cache."""
+        for tensor in itertools.chain(*self.kv_cache.layers):
+            tensor.flatten(0, 1)[slots] = torch.nan
 
     def _learn(self) -> None:
         for request_id, hashes in self._hashes().items():
@@ -204,11 +216,11 @@ class ShadowedV1(ShadowedEngine):
             observer=runner.observer,
         )
         tapped.tap = self._tap
-        for layer in runner.kv_cache.layers:
-            for tensor in layer:
-                tensor.fill_(
-                    torch.nan
-                )  # so that a slot nobody wrote cannot be read by accident and do no harm
+        self._spoil(slice(None))  # zeros could be read by accident and do no harm
+
+    @property
+    def kv_cache(self) -> KVCache:
+        return self.engine.kv_cache
 
     def _add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, **options: Any) -> None:
         self.engine.add_request(request_id, prompt, params, **options)

@@ -266,11 +266,11 @@ def test_prompt_scores_in_chunks_equal_unchunked(llm: LLM, model_dir: Path, budg
 
 
 def test_scores_of_sampled_tokens(llm: LLM) -> None:
-    (output,) = llm.generate("the cat", SamplingParams(max_tokens=5, logprobs=2))
-    assert output.logprobs is not None and len(output.logprobs) == 5
-    for token, scores in zip(output.token_ids, output.logprobs, strict=True):
-        assert scores[token].rank == 1
-        assert len(scores) == 2
+    for output in llm.generate(["the cat", "on", "a mat"], SamplingParams(max_tokens=5, logprobs=2)):
+        assert output.logprobs is not None and len(output.logprobs) == 5
+        for token, scores in zip(output.token_ids, output.logprobs, strict=True):
+            assert scores[token].rank == 1
+            assert len(scores) == 2
     (output,) = llm.generate("the cat", SamplingParams(max_tokens=5))
     assert output.logprobs is None and output.prompt_logprobs is None
 
