@@ -103,7 +103,7 @@ def check_sizing(
     for size, layers, heads, kv_heads, head_dim, width in (
         (16, 32, 32, 8, 128, 2),
         (4, 3, 4, 2, 64, 4),
-        (1, 1, 2, 1, 8, 2),
+        (1, 2, 6, 2, 8, 2),
     ):
         with report.case(f"bytes: {layers} layers, {heads} query heads, {kv_heads} KV heads"):
             config = ModelConfig(100, heads * head_dim, 8, layers, heads, kv_heads, head_dim, 64)
@@ -124,7 +124,7 @@ def check_sizing(
                 f"bytes_per_block({size}, {layers}, {heads}, {kv_heads}, {head_dim}, {width})",
                 known,
             )
-    for tokens, size in ((10, 4), (8, 4), (1, 16), (17, 16), (7, 1)):
+    for tokens, size in ((10, 4), (8, 4), (2, 16), (17, 16), (7, 1)):
         with report.case(f"{tokens} tokens in blocks of {size}"):
             down = (tokens // size, "rounded down", "The last, partly filled block is a block as well.")
             more = (
@@ -523,7 +523,7 @@ def slot_mapping(block_table, start, num_tokens, block_size):
     Task(
         id="01.2",
         kind="build",
-        title="how many fit?",
+        title="how many requests fit",
         points=15,
         answers={"bytes_per_block": Callable, "blocks_for": Callable, "requests_that_fit": Callable},
         check=check_sizing,

@@ -44,7 +44,7 @@ check("01.1", slot_mapping)
 
 # %% [markdown]
 # (task-2)=
-# ## 01.2 How many fit?
+# ## 01.2 How many requests fit
 #
 # **Why it matters.** Whoever buys the machine asks this first, and the usual formulas are wrong by a factor.
 #

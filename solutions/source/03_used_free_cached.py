@@ -151,7 +151,7 @@ check("03.2", FreeQueue)
 
 # %% task="03.3"
 def cost(queue_class, operation, num_blocks, n=50):
-    """Seconds. About 12 lines."""
+    """The seconds that the operation takes."""
     ### BEGIN SOLUTION
     blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks + n)]
     queue, outside = queue_class(blocks[:num_blocks]), blocks[num_blocks:]
@@ -301,8 +301,8 @@ check("03.5", Recycling)
 # (task-6)=
 # ## 03.6 Find the bug: given back twice
 #
-# **Why it matters.** A table may name a block twice (vLLM met that under a sliding window), and then one call gives the
-# same block back twice. If it enters the queue twice, two requests get it.
+# **Why it matters.** A table may name a block twice (vllm#1556, under a sliding window), and then one call gives the same
+# block back twice. If it enters the queue twice, two requests get it.
 #
 # This pool counts users rightly and puts blocks at the right ends. Something goes wrong all the same, for one block
 # with two users. Repair it without losing a release.
@@ -343,7 +343,7 @@ check("03.6", Releasing)
 # ## 03.7 Find the bug: the reset that never happens
 #
 # **Why it matters.** After new weights are loaded, everything in the cache is wrong. A reset that says no for ever is
-# found out late; one that says yes too early breaks the requests that run (both asked about as vllm#9744).
+# found out late; one that says yes too early breaks the requests that run (asked about as vllm#9744).
 
 # %% task="03.7"
 class Resetting(PoolBase):

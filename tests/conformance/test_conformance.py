@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance.__main__ import TRACES, main
 
-AT_LEAST_EQUAL = 52  # the V1 traces of models with one full-attention group; grows with the engine
+AT_LEAST_EQUAL = 164  # 60 of V0, 104 of V1 (models with one full-attention group); grows with the engine
 LAST_LINE = re.compile(r"(\d+)/(\d+) traces equal, (\d+) not supported yet")
 
 Damage = Callable[[Any], Any]

@@ -20,7 +20,8 @@ from refengine.outputs import StepOutput
 from refengine.sampling import SamplingParams
 from tests.fuzz import recompute
 from tests.fuzz.scenarios import EOS, PATIENCE, Abort, Add, Fail, Operation, Scenario, Step
-from tests.fuzz.shadowed import ShadowedEngine, ShadowedV1
+from tests.fuzz.shadowed import ShadowedEngine
+from tests.fuzz.shadowed_v1 import ShadowedV1
 
 MakeEngine = Callable[[EngineConfig, Decoder, Sequence[int]], ShadowedEngine]
 
@@ -93,14 +94,12 @@ class Player:
             self._apply(operation)
             if self.config.check_integrity:
                 self.engine.check_integrity()
-        limit = self._most_steps()
-        while self.engine.has_unfinished_requests:
-            if limit == 0:
-                raise Wrong(
-                    ["endless"], f"not done after {self._most_steps()} steps more than there is work for"
-                )
-            limit -= 1
+        for _ in range(self._most_steps()):
+            if not self.engine.has_unfinished_requests:
+                break
             self._step()
+        else:
+            raise Wrong(["endless"], f"not done after {self._most_steps()} steps with nothing added")
         self._step()  # tells the runner who finished last; there is nothing else in it
         if left := self.engine.leftovers():
             raise Wrong(["leftovers"], f"nothing is left to do, but there are {'; '.join(left)}")

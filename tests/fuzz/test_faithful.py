@@ -11,6 +11,7 @@ own tokens, finds the false block, and reads keys and values that were never wri
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from refengine.config import EngineConfig
 from refengine.sampling import SamplingParams
 from tests.fuzz import recompute
 from tests.fuzz.scenarios import Add
-from tests.fuzz.shadowed import ShadowedV1
+from tests.fuzz.shadowed_v1 import ShadowedV1
 
 # Blocks of 2 tokens, 7 of them. Step 1: the victim is alone and computes 5 tokens. Step 2: 3 more, so that 4
 # blocks are full, and the urgent request is admitted to the fifth. Step 3: the victim's next 3 tokens fill the
@@ -45,7 +46,7 @@ class Run:
         return set().union(*self.kinds)
 
 
-def run(mode: str, options: dict[str, int], victim: Add, after_another: bool = False) -> Run:
+def run(mode: str, options: dict[str, Any], victim: Add, after_another: bool = False) -> Run:
     """A victim, one step later an urgent request, and steps until both are done, whatever the oracle says.
 
     `after_another`: an earlier request has left something in every block.

@@ -16,14 +16,16 @@ import refengine.hashing
 from refengine.hashing import Adapter, BlockHasher
 from refengine.v1.block import KVCacheBlock
 from refengine.v1.block_pool import BlockPool
+from refengine.v1.draft import Draft, Share
 from refengine.v1.groups.base import GroupManager
 from refengine.v1.input_batch import InputBatch
+from refengine.v1.kv_cache_manager import KVCacheManager
 from refengine.v1.request import Request
 from refengine.v1.scheduler import Scheduler
 from tests.fuzz import recompute
 from tests.fuzz.play import Player, Wrong
 from tests.fuzz.scenarios import Scenario, scenarios
-from tests.fuzz.shadowed import ShadowedV1
+from tests.fuzz.shadowed_v1 import ShadowedV1
 
 MOST_SCENARIOS = 150  # each mistake must be found in so many
 
@@ -115,6 +117,20 @@ def preempted_stays_computed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_admit", go_on)
 
 
+def unfinished_step_stays_published(patch: pytest.MonkeyPatch) -> None:
+    """What was published for a step can be found although the step broke down."""
+    patch.setattr(KVCacheManager, "unpublish_uncomputed", lambda self, request: None)
+
+
+def budget_for_each_request(patch: pytest.MonkeyPatch) -> None:
+    """Every request may use the whole token budget of the step."""
+
+    def add(self: Draft, share: Share) -> None:
+        self.shares[share.request.request_id] = share
+
+    patch.setattr(Draft, "add", add)
+
+
 def batch_mixes_up_blocks(patch: pytest.MonkeyPatch) -> None:
     """New blocks enter the persistent batch in the wrong order."""
     add_blocks = InputBatch.add_blocks
@@ -133,6 +149,8 @@ MISTAKES: dict[Break, set[str]] = {
     salt_left_out_of_hash: {"collision"},
     partial_block_published: {"promise"},
     preempted_stays_computed: {"read", "unwritten"},
+    unfinished_step_stays_published: {"promise"},
+    budget_for_each_request: {"limit"},
     batch_mixes_up_blocks: {"table"},
 }
 

@@ -59,7 +59,8 @@ def make_engine(
         "check_integrity": helpers.CHECK_INTEGRITY,
         "hash_seed": "0",
     }
-    return EngineCore(EngineConfig(**(defaults | options)), decoder or make_decoder(), eos, observer)
+    all_options: dict[str, Any] = defaults | options
+    return EngineCore(EngineConfig(**all_options), decoder or make_decoder(), eos, observer)
 
 
 def run(engine: EngineCore, limit: int = 500) -> dict[str, list[int]]:
@@ -102,6 +103,16 @@ def limit_steps(llm: LLM) -> LLM:
 
     llm.engine.step = limited  # type: ignore[method-assign]
     return llm
+
+
+def idle(llm: LLM) -> bool:
+    """Nothing is left of any request."""
+    llm.engine.scheduler.check_integrity()
+    return (
+        not llm.engine.has_unfinished_requests
+        and not llm._processors
+        and llm.engine.kv_cache_manager.usage == 0
+    )
 
 
 def save_model(directory: Path, *, with_tokenizer: bool = True, eos: Sequence[int] = ()) -> Path:
