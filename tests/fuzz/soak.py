@@ -60,6 +60,7 @@ def main() -> int:
             traceback.print_exc()
             print(f"seed {seed_value} is wrong; {counted['scenarios']} scenarios were right before")
             return 1
+        print(f"seed {seed_value} is right, {counted['scenarios']} scenarios so far", flush=True)
         seed_value += 1
     print("\n".join(f"{count:6d} {event}" for event, count in sorted(counted.items())))
     return 0
