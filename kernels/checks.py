@@ -87,6 +87,7 @@ def metadata(
 
 
 def window(sliding_window: int | None) -> None:
+    """A window that holds at least the token itself. Raises: ValueError."""
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window must be at least 1 token, not {sliding_window}")
 

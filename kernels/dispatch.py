@@ -44,7 +44,8 @@ class Backend(Protocol):
 
     def reshape_and_cache(
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
-    ) -> None: ...
+    ) -> None:
+        """See `kernels.reshape_and_cache`."""
 
     def paged_attention(
         self,
@@ -57,7 +58,9 @@ class Backend(Protocol):
         scale: float,
         sliding_window: int | None = None,
         out: Tensor | None = None,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """See `kernels.paged_attention`."""
+        ...
 
     def paged_attention_decode(
         self,
@@ -69,9 +72,12 @@ class Backend(Protocol):
         scale: float,
         sliding_window: int | None = None,
         out: Tensor | None = None,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """See `kernels.paged_attention_decode`."""
+        ...
 
-    def copy_blocks(self, caches: Caches, pairs: Sequence[tuple[int, int]]) -> None: ...
+    def copy_blocks(self, caches: Caches, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `kernels.copy_blocks`."""
 
 
 def backend_for(device: torch.device | str, name: str | None = None) -> Backend:

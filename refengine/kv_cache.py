@@ -15,6 +15,8 @@ from torch import Tensor
 from refengine.errors import ConfigError
 from refengine.model.config import ModelConfig
 
+MOST_BYTES = 2**40  # a terabyte: beyond it, a number was mistyped
+
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: keys and values of `block_size` tokens in all layers."""
@@ -40,6 +42,7 @@ class KVCache:
     """`layers[i]` is the (key, value) pair of layer i.
 
     Each tensor is `[num_blocks, block_size, num_kv_heads, head_dim]`; block 0 is the null block in V1.
+    Raises: ConfigError for a size that can only be a slip.
     """
 
     def __init__(
@@ -54,6 +57,11 @@ class KVCache:
         self.block_size = block_size  # tokens
         self.dtype = dtype
         self.bytes_per_block = block_bytes(config, block_size, dtype)
+        if self.num_bytes > MOST_BYTES:
+            raise ConfigError(
+                f"num_blocks {num_blocks} needs {self.num_bytes / 2**30:.0f} GiB for the KV cache, "
+                f"more than any machine this is meant for"
+            )
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.layers = [
             (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(config.num_layers)

@@ -128,7 +128,7 @@ class LLM:
             for request_id, prompt, each in zip(ids, batch, all_params, strict=True):
                 outputs.append(self._enter(request_id, prompt, each, options))
         except BaseException:  # Ctrl-C included: those already entered have nobody to step them
-            self._abort(output.request_id for output in outputs)
+            self._abort(output.request_id for output in outputs if output.error is None)
             raise
         return outputs
 
@@ -156,7 +156,10 @@ class LLM:
                 raise RequestError(
                     request_id, "the model came without a tokenizer, so a prompt must be token ids"
                 )
-            return self.tokenizer.encode(prompt)
+            try:
+                return self.tokenizer.encode(prompt)
+            except ValueError as error:
+                raise RequestError(request_id, str(error)) from None
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise RequestError(
                 request_id, f"a prompt is text or a list of token ids, not {type(prompt).__name__}"
@@ -197,7 +200,9 @@ class LLM:
     def _step(self) -> None:
         """One engine step, its tokens turned into text. Mutates: the outputs of the requests that took part."""
         for step in self.engine.step():
-            processor = self._processors[step.request_id]
+            processor = self._processors.get(step.request_id)
+            if processor is None:  # whoever waited for it was interrupted
+                continue
             if processor.process(step):
                 self.engine.finish(step.request_id, "stop")
             if processor.output.finished:
@@ -217,7 +222,10 @@ def _is_single(prompts: object) -> bool:
 def _one_each(name: str, value: Any, count: int) -> list[Any]:
     """`value` for each of `count` prompts. Raises: ConfigError for a list of another length or kind."""
     kind: type = SamplingParams if name == "params" else str
-    values = [value] * count if isinstance(value, SamplingParams) else list(value)
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        values = [value] * count
+    else:
+        values = list(value)
     if len(values) != count:
         raise ConfigError(f"{len(values)} {name} for {count} prompts; give one for each")
     for each in values:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -79,11 +80,15 @@ class Run:
 
 def run_demo(options: DemoOptions, console: Console) -> None:
     """Runs the demo and prints its tables. Raises: RefengineError."""
+    if options.model == "tiny":
+        torch.set_num_threads(1)  # its products are too small to be worth sharing
     drawn = world(random.Random(options.seed), options.facts)
     with Progress(console=console, transient=True) as progress:
         total = 2 * min(options.questions, len(drawn.questions))
         task = progress.add_task("answering", total=total)
-        LLM(options.model).generate([drawn.context], SamplingParams(max_tokens=2))  # first calls are slow: not timed
+        LLM(options.model).generate(
+            [drawn.context], SamplingParams(max_tokens=2)
+        )  # first calls are slow: not timed
         off = _run(options, drawn, caching=False, advance=lambda: progress.advance(task))
         on = _run(options, drawn, caching=True, advance=lambda: progress.advance(task))
     console.print(f"[bold]The text[/bold] that all prompts begin with:\n{drawn.context}\n")

@@ -50,9 +50,11 @@ class Tokenizer:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of a finished list of tokens; for a growing one see `stream`."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True) -> TextStream:
+        """A decoder for tokens that come one at a time."""
         return TextStream(self, skip_special_tokens)
 
     def _eos_token_ids(self, directory: Path) -> tuple[int, ...]:

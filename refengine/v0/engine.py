@@ -26,7 +26,6 @@ from refengine.v0.scheduler_output import SchedulerOutputs
 from refengine.v0.sequence import Sequence, SequenceGroup, SequenceGroupMetadata, SequenceStatus
 from refengine.v0.worker import Worker
 
-
 V0_SLOTS = {"sampler", "attention"}  # the parts of `refengine.parts` that V0 has a place for
 
 

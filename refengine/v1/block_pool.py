@@ -229,6 +229,12 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless queue, counts and index agree with one another."""
         check_pool(self)
+        for block in self.blocks:
+            if (
+                block.block_hash is not None
+                and self._index[block.block_hash].get(block.block_id) is not block
+            ):
+                raise IntegrityError(f"block {block.block_id} carries a hash under which it cannot be found")
         for key, copies in self._index.items():
             for block_id, block in copies.items():
                 if block.block_id != block_id or block.block_hash != key:

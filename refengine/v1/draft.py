@@ -12,6 +12,7 @@ from typing import Literal
 
 from refengine.v1.kv_cache_manager import KVCacheBlocks
 from refengine.v1.request import Request
+from refengine.v1.scheduler_output import BlockIds, ScheduledRequest
 
 
 @dataclass
@@ -22,6 +23,21 @@ class Share:
     kind: Literal["new", "resumed", "running"]
     num_tokens: int
     new_blocks: KVCacheBlocks
+
+    def to_runner(self, block_table: BlockIds) -> ScheduledRequest:
+        """What the model runner gets: a running request it knows, any other it gets to know here."""
+        request, new_ids = self.request, self.new_blocks.ids()
+        is_running = self.kind == "running"
+        return ScheduledRequest(
+            request.request_id,
+            self.kind,
+            self.num_tokens,
+            request.num_computed_tokens,
+            block_ids=(new_ids if any(new_ids) else None) if is_running else block_table,
+            token_ids=() if is_running else tuple(request.token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling_params=None if is_running else request.sampling_params,
+        )
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
 from refengine.config import EngineConfig
 from refengine.errors import IntegrityError, PartError, RequestError
@@ -27,6 +28,10 @@ from refengine.v1.kv_cache_manager import KVCacheManager
 from refengine.v1.model_runner import ModelRunner
 from refengine.v1.request import Request, RequestStatus
 from refengine.v1.scheduler_output import SchedulerOutput
+
+MAX_IDLE_STEPS = (
+    10  # an engine with work to do may stand still for a step, after a preemption, but not for ten
+)
 
 
 class EngineCore:
@@ -52,6 +57,7 @@ class EngineCore:
         self.limits = RequestLimits(
             model.config.vocab_size, self.max_model_len, config.block_size, self.num_blocks - 1
         )
+        kv_cache = KVCache(model.config, self.num_blocks, config.block_size, dtype, device)
         self.hasher = self._make_hasher() if config.enable_prefix_caching else None
         self.kv_cache_manager = self._make_manager()
         self.scheduler = parts.scheduler(
@@ -59,13 +65,15 @@ class EngineCore:
         )
         self.model_runner = ModelRunner(
             model,
-            KVCache(model.config, self.num_blocks, config.block_size, dtype, device),
+            kv_cache,
             InputBatch(config.max_num_seqs, self.max_model_len, config.block_size),
             backend=parts.attention or config.backend,
             sampler=parts.sampler,
             observer=observer,
         )
         self._num_arrived = 0
+        self._num_idle_steps = 0
+        self._undelivered: list[StepOutput] = []  # of a step after which something was interrupted
         if observer is not None:
             observer.attach("v1", self.num_blocks, config.block_size, self.snapshot)
 
@@ -132,9 +140,10 @@ class EngineCore:
         if self.observer is not None:
             self.observer.begin_step()
         scheduler_output = self.scheduler.schedule()
+        self._check_progress(scheduler_output)
         try:
             sampled = self.model_runner.execute(scheduler_output)
-            outputs = self._update(scheduler_output, sampled)
+            self._undelivered += self._update(scheduler_output, sampled)
         except BaseException:  # Ctrl-C included: blocks were published for a step that did not run to its end
             self.scheduler.take_back(scheduler_output)
             raise
@@ -142,6 +151,7 @@ class EngineCore:
             self._check_integrity()
         if self.observer is not None:
             self.observer.end_step()
+        outputs, self._undelivered = self._undelivered, []
         return outputs
 
     def _update(self, scheduler_output: SchedulerOutput, model_output: SampledTokens) -> list[StepOutput]:
@@ -191,12 +201,29 @@ class EngineCore:
         """Drains the KV events (see `enable_kv_events`). Mutates: the event queue."""
         return self.kv_cache_manager.take_events()
 
+    def _check_progress(self, scheduler_output: SchedulerOutput) -> None:
+        """Raises IntegrityError, or PartError, when step after step nothing is scheduled although requests wait."""
+        is_idle = not scheduler_output.scheduled and self.has_unfinished_requests
+        self._num_idle_steps = self._num_idle_steps + 1 if is_idle else 0
+        if self._num_idle_steps == MAX_IDLE_STEPS:
+            self._num_idle_steps = 0
+            waiting = len(self.scheduler.requests)
+            self._blame(
+                IntegrityError(
+                    f"nothing was scheduled in {MAX_IDLE_STEPS} steps, and {waiting} requests wait"
+                )
+            )
+
     def _check_integrity(self) -> None:
-        """Raises IntegrityError, or PartError naming the parts that are not ours, since one of them is at fault."""
+        """Raises IntegrityError, or PartError, unless all structures agree with one another."""
         try:
             self.scheduler.check_integrity()
         except IntegrityError as error:
-            suspects = ", ".join(f"{slot} ({name})" for slot, name in self.parts.replaced().items())
-            if not suspects:
-                raise
-            raise PartError(f"part {suspects}: after a step, {error}") from error
+            self._blame(error)
+
+    def _blame(self, error: IntegrityError) -> NoReturn:
+        """Raises the error, or a PartError naming the parts that are not ours, since one of them is at fault."""
+        suspects = ", ".join(f"{slot} ({name})" for slot, name in self.parts.replaced().items())
+        if not suspects:
+            raise error
+        raise PartError(f"part {suspects}: after a step, {error}") from error

@@ -12,16 +12,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refengine.errors import IntegrityError
+from refengine.errors import ConfigError, IntegrityError
 from refengine.sampling import SamplingParams
 from refengine.v1.groups.base import num_blocks_for
 from refengine.v1.scheduler_output import ScheduledRequest
+
+MOST_TOKENS = 2**34  # 128 GiB of token ids: beyond it, a number was mistyped
 
 
 class InputBatch:
     """Columns of `max_num_seqs` rows. `np.zeros` takes memory only for rows that are used."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        """Raises: ConfigError for a batch that can only be a slip."""
+        if max_num_seqs * max_model_len > MOST_TOKENS:
+            raise ConfigError(
+                f"max_num_seqs {max_num_seqs} with {max_model_len} tokens each is more than can be kept"
+            )
         self.block_size = block_size
         self.request_ids: list[str] = []  # by row
         self.row_of: dict[str, int] = {}

@@ -23,7 +23,7 @@ from refengine.v1.draft import Draft, Share
 from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from refengine.v1.request import Request, RequestStatus
 from refengine.v1.request_queue import make_queue
-from refengine.v1.scheduler_output import ScheduledRequest, SchedulerOutput
+from refengine.v1.scheduler_output import SchedulerOutput
 
 
 class Scheduler:
@@ -63,11 +63,16 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decides the next step. Mutates: queues, blocks, and each scheduled request's computed tokens."""
-        draft = Draft(self.config.max_num_batched_tokens)
-        self._schedule_running(draft)
-        if not draft.has_preempted:  # somebody just lost blocks: they must not go to a newcomer
-            self._schedule_waiting(draft)
-        return self._commit(draft)
+        computed = {request.request_id: request.num_computed_tokens for request in self.running}
+        try:
+            draft = Draft(self.config.max_num_batched_tokens)
+            self._schedule_running(draft)
+            if not draft.has_preempted:  # somebody just lost blocks: they must not go to a newcomer
+                self._schedule_waiting(draft)
+            return self._commit(draft)
+        except BaseException:  # Ctrl-C included: nobody will compute what was published so far
+            self._start_over(computed)
+            raise
 
     def _schedule_running(self, draft: Draft) -> None:
         index = 0
@@ -163,37 +168,12 @@ class Scheduler:
         """Turns the draft into what the runner gets, and counts its tokens as computed from here on."""
         scheduled = []
         for share in draft.shares.values():
-            request, new_ids = share.request, share.new_blocks.ids()
-            whole = {} if share.kind == "running" else self._whole(request)
-            block_ids = whole.pop("block_ids", new_ids if any(new_ids) else None)
-            scheduled.append(
-                ScheduledRequest(
-                    request.request_id,
-                    share.kind,
-                    share.num_tokens,
-                    request.num_computed_tokens,
-                    block_ids,
-                    **whole,
-                )
-            )
-            request.num_computed_tokens += share.num_tokens
-        output = SchedulerOutput(
-            scheduled,
-            frozenset(self._finished_ids),
-            frozenset(self._preempted_ids),
-        )
+            scheduled.append(share.to_runner(self.kv_cache_manager.block_ids(share.request.request_id)))
+            share.request.num_computed_tokens += share.num_tokens
+        output = SchedulerOutput(scheduled, frozenset(self._finished_ids), frozenset(self._preempted_ids))
         self._finished_ids.clear()
         self._preempted_ids.clear()
         return output
-
-    def _whole(self, request: Request) -> dict[str, Any]:
-        """What the runner needs to know of a request it has not seen, or has forgotten."""
-        return {
-            "block_ids": self.kv_cache_manager.block_ids(request.request_id),
-            "token_ids": tuple(request.token_ids),
-            "num_prompt_tokens": request.num_prompt_tokens,
-            "sampling_params": request.sampling_params,
-        }
 
     def take_back(self, output: SchedulerOutput) -> None:
         """Undoes a step that did not run to its end: the model failed, or somebody pressed Ctrl-C.
@@ -210,6 +190,19 @@ class Scheduler:
                 request.num_computed_tokens -= share.num_tokens
                 self.kv_cache_manager.unpublish_uncomputed(request)
                 self._preempt(request, "its step failed")
+
+    def _start_over(self, computed: Mapping[str, int]) -> None:
+        """After a plan that broke off: everybody gives back what they hold, and only computed blocks stay findable.
+
+        `computed`: tokens that each running request had before the plan. Mutates: queues, blocks, requests.
+        """
+        for request in self.running[::-1]:
+            request.num_computed_tokens = computed.get(request.request_id, 0)
+            self.kv_cache_manager.unpublish_uncomputed(request)
+            self._preempt(request, "a plan broke off")
+        for request in self.waiting:
+            self.kv_cache_manager.unpublish_uncomputed(request)
+            self.kv_cache_manager.free(request)
 
     # -- one step: learn what came out ----------------------------------------------------------------------
 
@@ -233,7 +226,9 @@ class Scheduler:
                 status = request.stop_status(self.eos_token_ids, self.max_model_len)
                 if status is not None:
                     self.finish(request.request_id, status)
-                self._mark("append", request, token_id=token_id, finish_reason=status.value if status else None)
+                self._mark(
+                    "append", request, token_id=token_id, finish_reason=status.value if status else None
+                )
                 if status is not None:
                     break
         return appended

@@ -25,7 +25,7 @@ class ScheduledRequest:
     num_computed_tokens: int  # before this step, hits included
     block_ids: BlockIds | None  # new, resumed: the whole table; running: what was added, None for nothing
     token_ids: tuple[int, ...] = ()  # new, resumed: all tokens known so far
-    num_prompt_tokens: int = 0  # new, resumed
+    num_prompt_tokens: int = 0
     sampling_params: SamplingParams | None = None  # new, resumed
 
 
