@@ -222,10 +222,8 @@ def _is_single(prompts: object) -> bool:
 def _one_each(name: str, value: Any, count: int) -> list[Any]:
     """`value` for each of `count` prompts. Raises: ConfigError for a list of another length or kind."""
     kind: type = SamplingParams if name == "params" else str
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        values = [value] * count
-    else:
-        values = list(value)
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    values = list(value) if is_list else [value] * count
     if len(values) != count:
         raise ConfigError(f"{len(values)} {name} for {count} prompts; give one for each")
     for each in values:

@@ -79,7 +79,7 @@ class SchedulerPhases:
     def _admit(self, group: SequenceGroup, num_cached_tokens: int) -> None:
         """Takes blocks for the whole prompt, cached ones among them, and starts it."""
         group.num_cached_tokens = num_cached_tokens
-        found = num_cached_tokens // self.config.block_size
+        found = self.block_manager.get_num_cached_tokens(group.first_seq) // self.config.block_size
         self._mark("admit", group, admitted=True, reason="new")
         self.block_manager.allocate(group)
         for seq in group.get_seqs(SequenceStatus.WAITING):

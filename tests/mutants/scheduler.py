@@ -135,8 +135,8 @@ SCHEDULER = (
     Mutant(
         "blocks return when the output is read",
         "v1.scheduler",
-        "self.kv_cache_manager.free(request)",
-        "pass",
+        "request.status = status\n        self.kv_cache_manager.free(request)",
+        "request.status = status",
         ("test_v1_scheduler_stopping::test_finished_requests_give_their_blocks_back_and_are_named_once",),
     ),
 )
