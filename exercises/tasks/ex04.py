@@ -84,14 +84,16 @@ def resume(manager, request, budget):
     return None if granted is None else (start, end - start)
 """
 
-GIVES_BACK = """        if hits:
+GIVES_BACK = """\
+        if hits:
             self.coordinator.add_computed_blocks(request.request_id, hits.blocks)
         required = self.coordinator.get_num_blocks_to_allocate(request.request_id, num_slots, self.empty.blocks)
         if required > self.block_pool.num_free_blocks:
             self.free(request)
             return None
 """
-ASKS_FIRST = """        required = self.coordinator.get_num_blocks_to_allocate(request.request_id, num_slots, hits.blocks)
+ASKS_FIRST = """\
+        required = self.coordinator.get_num_blocks_to_allocate(request.request_id, num_slots, hits.blocks)
         if required > self.block_pool.num_free_blocks:
             return None
         if hits:
@@ -151,7 +153,7 @@ TASKS = [
             WrongAnswer("anywhere", "any common piece is found", edits=(('"e": 0', '"e": 12'),)),
             WrongAnswer("newest copy", "the last copy is found", edits=(("[1, 2, 3, 5]", "[1, 2, 4, 5]"),)),
         ),
-        other='found = dict(f=12, e=0, d=4, c=0, b=8, a=12)\nbobs_table = (1, 2, 4)\ncleos_table = [*range(1, 4), 5]',
+        other="found = dict(f=12, e=0, d=4, c=0, b=8, a=12)\nbobs_table = (1, 2, 4)\ncleos_table = [*range(1, 4), 5]",
     ),
     Task(
         id="04.2",
@@ -181,7 +183,12 @@ TASKS = [
             WrongAnswer(
                 "takes them",
                 "a lookup takes the blocks",
-                edits=(("            hits += cached\n", "            hits += cached\n            self.pool.touch(cached)\n"),),
+                edits=(
+                    (
+                        "            hits += cached\n",
+                        "            hits += cached\n            self.pool.touch(cached)\n",
+                    ),
+                ),
             ),
             WrongAnswer("V0's bisection", "after a hit everything before it is there", source=BISECTED),
             WrongAnswer(
@@ -216,7 +223,10 @@ TASKS = [
                 "as V0",
                 "hits are not subtracted",
                 edits=(
-                    ("self.blocks_for(must_fit) - len(table) - len(found), 0)", "self.blocks_for(must_fit) - len(table), 0)"),
+                    (
+                        "self.blocks_for(must_fit) - len(table) - len(found), 0)",
+                        "self.blocks_for(must_fit) - len(table), 0)",
+                    ),
                     ("fits = new + adopted + reserved", "fits = new + reserved"),
                 ),
             ),
@@ -245,7 +255,12 @@ TASKS = [
             WrongAnswer(
                 "drafts published",
                 "drafts are published",
-                edits=(("min(num_computed_tokens + num_new_tokens, request.num_tokens)", "min(num_slots, request.num_tokens)"),),
+                edits=(
+                    (
+                        "min(num_computed_tokens + num_new_tokens, request.num_tokens)",
+                        "min(num_slots, request.num_tokens)",
+                    ),
+                ),
             ),
             WrongAnswer(
                 "the whole prompt",
@@ -307,12 +322,19 @@ TASKS = [
             WrongAnswer(
                 "prompt",
                 "only the prompt comes back",
-                edits=(("request.num_tokens - num_hit_tokens", "max(request.num_prompt_tokens - num_hit_tokens, 0) + (request.num_tokens == 9)"),),
+                edits=(
+                    ("request.num_tokens - num_hit_tokens", "request.num_prompt_tokens - num_hit_tokens"),
+                ),
             ),
             WrongAnswer(
                 "no budget",
                 "the budget is forgotten",
-                edits=(("min(request.num_tokens - num_hit_tokens, budget)", "request.num_tokens - num_hit_tokens"),),
+                edits=(
+                    (
+                        "min(request.num_tokens - num_hit_tokens, budget)",
+                        "request.num_tokens - num_hit_tokens",
+                    ),
+                ),
             ),
         ),
         other=OTHER_RESUME,
@@ -330,9 +352,7 @@ TASKS = [
             "Ask for the number of blocks first, with the hits in it (hits.blocks), and adopt them after the test.",
         ),
         wrong=(
-            WrongAnswer(
-                "gives them back", "a refusal reorders the queue", edits=((ASKS_FIRST, GIVES_BACK),)
-            ),
+            WrongAnswer("gives them back", "a refusal reorders the queue", edits=((ASKS_FIRST, GIVES_BACK),)),
             WrongAnswer(
                 "without the hits",
                 "hits are not subtracted",
@@ -344,7 +364,7 @@ TASKS = [
                 edits=(
                     (
                         "if required > self.block_pool.num_free_blocks:",
-                        "if required - sum(b.ref_count == 0 for b in hits.blocks[0]) > self.block_pool.num_free_blocks:",
+                        "unused = [block for block in hits.blocks[0] if not block.ref_count]\n        if required - len(unused) > self.block_pool.num_free_blocks:",
                     ),
                 ),
             ),
@@ -416,7 +436,7 @@ TASKS = [
         check=check_map,
         hints=(
             "The last column of the table says what each place decides.",
-            "In V1 the scheduler never schedules those tokens. In V0 it schedules them, and somebody else cuts them off.",
+            "In V1 the scheduler never schedules those tokens. In V0 it does, and somebody else cuts them off.",
             "V0 skips in the model-input builder, and marks blocks as computed at the end of scheduling.",
         ),
         wrong=(
@@ -478,7 +498,11 @@ TASKS = [
                 "the first request is left out",
                 edits=(("asked += len(tokens)", "asked += len(tokens) if number else 0"),),
             ),
-            WrongAnswer("what is found", "found, not lost", edits=(("never_found_at_16 = 2", "never_found_at_16 = 48"),)),
+            WrongAnswer(
+                "what is found",
+                "found, not lost",
+                edits=(("never_found_at_16 = 2", "never_found_at_16 = 48"),),
+            ),
             WrongAnswer("too early", "less is nothing", edits=(("zero_from = 64", "zero_from = 32"),)),
         ),
         other=WITH_STATISTICS,

@@ -71,7 +71,9 @@ class ManagerBase(KVCacheManager):
         """Makes blocks `first` to `last` (excluded) of the request's table findable, and remembers it."""
         if self.enable_caching and last > first:
             (group,) = self.coordinator.groups
-            self.block_pool.cache_full_blocks(request, group.table(request.request_id), first, last, group.spec)
+            self.block_pool.cache_full_blocks(
+                request, group.table(request.request_id), first, last, group.spec
+            )
             group.num_published[request.request_id] = last
 
     def tell_admit(self, request: Request, fits: bool) -> None:
@@ -131,7 +133,9 @@ class Stage(Scene):
         request, manager = self.requests[name], self.manager
         is_running = request.status is RequestStatus.RUNNING
         self.recorder.begin_step()
-        hits, num_hit_tokens, _ = (manager.empty, 0, 0) if is_running else manager.get_computed_blocks(request)
+        hits, num_hit_tokens, _ = (
+            (manager.empty, 0, 0) if is_running else manager.get_computed_blocks(request)
+        )
         if not is_running:
             found = list(hits.ids())
             self.recorder.mark(
