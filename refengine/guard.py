@@ -42,11 +42,11 @@ def guarded(slot: str, part: Any, reference: Any) -> Any:
 
 
 def _guarded_class(slot: str, part: type, reference: Any) -> type:
+    busy: set[int] = set()
     members: dict[str, Any] = {}
     for name, function in inspect.getmembers(part, inspect.isfunction):
         if name == "__init__" or not name.startswith("_"):
-            expected = getattr(reference, name, None)
-            members[name] = _guard_call(slot, part.__name__, function, expected, is_method=True)
+            members[name] = _guard_method(slot, part.__name__, function, getattr(reference, name, None), busy)
     if slot in AFTER_EACH_CALL:
         # The check of the engine, not the reader's own: that one is what is being checked.
         own = reference.check_integrity if issubclass(part, reference) else AFTER_EACH_CALL[slot]
@@ -54,34 +54,72 @@ def _guarded_class(slot: str, part: type, reference: Any) -> type:
     return type(part.__name__, (part,), members)
 
 
+def _guard_method(
+    slot: str, part_name: str, function: Callable[..., Any], reference: Any, busy: set[int]
+) -> Callable[..., Any]:
+    """A method under guard. A call inside a call of the same object is the part's own affair: `busy` knows."""
+    checked = AFTER_EACH_CALL.get(slot) if function.__name__ != "__init__" else None
+    guarded_call = _guard_call(slot, part_name, function, reference, is_method=True, check=checked)
+
+    @functools.wraps(function)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(self) in busy:
+            return function(self, *args, **kwargs)
+        busy.add(id(self))
+        try:
+            if slot == "free_queue" and args and function.__name__ in QUEUE_GROWTH:
+                args = _checked_arguments(self, function.__name__, args)
+            return guarded_call(self, *args, **kwargs)
+        finally:
+            busy.discard(id(self))
+
+    return method
+
+
+def _checked_arguments(queue: Any, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, with any iterable of blocks as a list. Raises IntegrityError if the *caller* misuses the queue."""
+    if name == "popleft_n":
+        return args
+    blocks = [args[0]] if name == "remove" else list(args[0])
+    listed = {block.block_id for block in queue}
+    for block in blocks:
+        if name == "remove" and block.block_id not in listed:
+            raise IntegrityError(f"block {block.block_id} is to leave the free queue, but it is not in it")
+        if name != "remove" and block.block_id in listed:
+            raise IntegrityError(f"block {block.block_id} is to join the free queue, but it is in it already")
+    return args if name == "remove" else (blocks, *args[1:])
+
+
 def _guard_call(
-    slot: str, part_name: str, function: Callable[..., Any], reference: Any, *, is_method: bool
+    slot: str,
+    part_name: str,
+    function: Callable[..., Any],
+    reference: Any,
+    *,
+    is_method: bool,
+    check: Callable[[Any], None] | None = None,
 ) -> Callable[..., Any]:
     where = f"part {slot} ({part_name})"
-    check = AFTER_EACH_CALL.get(slot) if is_method and function.__name__ != "__init__" else None
-
     growth = QUEUE_GROWTH.get(function.__name__) if slot == "free_queue" else None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         due = args[0].num_free_blocks + growth(args[1]) if growth else None
+        shown = functools.partial(_show_call, function.__name__, args[is_method:], kwargs)
         try:
             result = function(*args, **kwargs)
         except PartError:
             raise  # a part inside this part has named itself
         except Exception as error:
-            shown = _show_call(function.__name__, args[is_method:], kwargs)
-            raise PartError(
-                f"{where}: {shown} raised {type(error).__name__}: {error}.{_expectation(reference)}"
-            ) from error
+            text = f"{where}: {shown()} raised {type(error).__name__}: {error}.{_expectation(reference)}"
+            raise PartError(text) from error
         problem = _problem(slot, function.__name__, args[is_method:], result)
         if problem is None and check is not None:
             problem = _broken_invariant(check, args[0])
         if problem is None and due is not None and args[0].num_free_blocks != due:
             problem = f"the queue holds {args[0].num_free_blocks} blocks instead of {due}"
         if problem is not None:
-            shown = _show_call(function.__name__, args[is_method:], kwargs)
-            raise PartError(f"{where}: after {shown}, {problem}.{_expectation(reference)}")
+            raise PartError(f"{where}: after {shown()}, {problem}.{_expectation(reference)}")
         return result
 
     return call

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 from refengine.config import EngineConfig, Options
-from refengine.errors import ConfigError, RequestError
+from refengine.errors import ConfigError, IntegrityError, PartError, RequestError
 from refengine.hashing import Adapter
 from refengine.model.loader import load_model
 from refengine.model.tokenizer import load_tokenizer
@@ -194,8 +195,9 @@ class LLM:
     def _abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests that nobody waits for any more. Mutates: the engine."""
         for request_id in request_ids:
-            self.engine.finish(request_id)
             self._processors.pop(request_id, None)
+            with suppress(PartError, IntegrityError):  # a part that broke the engine has been named already
+                self.engine.finish(request_id)
 
     def _step(self) -> None:
         """One engine step, its tokens turned into text. Mutates: the outputs of the requests that took part."""

@@ -364,7 +364,8 @@ TASKS = [
                 edits=(
                     (
                         "if required > self.block_pool.num_free_blocks:",
-                        "unused = [block for block in hits.blocks[0] if not block.ref_count]\n        if required - len(unused) > self.block_pool.num_free_blocks:",
+                        "unused = [block for block in hits.blocks[0] if not block.ref_count]\n"
+                        "        if required - len(unused) > self.block_pool.num_free_blocks:",
                     ),
                 ),
             ),

@@ -97,4 +97,4 @@ class GroupManager(ABC):
         Mutates: table, pool. A request without blocks is fine.
         """
         self.num_published.pop(request_id, None)
-        self.pool.free_blocks(reversed(self.tables.pop(request_id, [])))
+        self.pool.free_blocks(self.tables.pop(request_id, [])[::-1])
