@@ -608,7 +608,7 @@ def check_map(
             if name == "V0" and skips[name].startswith(("Scheduler", "SelfAttn", "ComputedBlocks", "Prefix")):
                 report.misconception(
                     "V0's scheduler skips",
-                    "It hands block ids on, and the worker cuts the tokens off its input: that is why it is hard to find.",
+                    "It hands block ids on, and the worker cuts the tokens off its input.",
                 )
             if name == "V1" and skips[name].startswith(("GPUModelRunner", "KVCacheManager")):
                 report.misconception(

@@ -8,6 +8,7 @@ vLLM: V0 engine/llm_engine.py LLMEngine.step; V1 v1/engine/core.py EngineCore.st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
@@ -145,7 +146,8 @@ class EngineCore:
             sampled = self.model_runner.execute(scheduler_output)
             self._undelivered += self._update(scheduler_output, sampled)
         except BaseException:  # Ctrl-C included: blocks were published for a step that did not run to its end
-            self.scheduler.take_back(scheduler_output)
+            with suppress(PartError, IntegrityError):  # a broken part: its first error counts
+                self.scheduler.take_back(scheduler_output)
             raise
         if self.config.check_integrity or self.parts.replaced():
             self._check_integrity()

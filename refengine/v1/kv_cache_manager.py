@@ -182,7 +182,7 @@ class KVCacheManager:
         for group in self.coordinator.groups:
             computed = request.num_computed_tokens // group.block_size
             table = group.table(request.request_id)
-            self.block_pool.evict_blocks(block.block_id for block in table[computed:] if not block.is_null)
+            self.block_pool.evict_blocks([block.block_id for block in table[computed:] if not block.is_null])
 
     def free(self, request: Request) -> None:
         """Returns all blocks of the request, last one first. Their hashes stay. Mutates: pool, tables."""

@@ -14,10 +14,11 @@ v1/core/sched/scheduler.py Scheduler.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from refengine.config import EngineConfig
-from refengine.errors import IntegrityError
+from refengine.errors import IntegrityError, PartError
 from refengine.trace.observer import MarkKind, Observer
 from refengine.v1.draft import Draft, Share
 from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -71,7 +72,8 @@ class Scheduler:
                 self._schedule_waiting(draft)
             return self._commit(draft)
         except BaseException:  # Ctrl-C included: nobody will compute what was published so far
-            self._start_over(computed)
+            with suppress(PartError, IntegrityError):  # a broken part: its first error counts
+                self._start_over(computed)
             raise
 
     def _schedule_running(self, draft: Draft) -> None:

@@ -33,7 +33,7 @@ AT_LEAST = {
     "reset refused": 40,
     "refused: not enough free blocks": 60,
     "refused: max_num_seqs requests are running": 30,
-    "refused: not enough token budget for the whole prompt": 4,
+    "refused: not enough token budget for the whole prompt": 2,
 }
 
 
