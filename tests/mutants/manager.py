@@ -100,7 +100,7 @@ MANAGER = (
     Mutant(
         "the head of a request is evicted before its tail",
         "v1.groups.base",
-        "reversed(self.tables.pop(request_id, []))",
+        "self.tables.pop(request_id, [])[::-1]",
         "self.tables.pop(request_id, [])",
         ("test_v1_block_pool::test_s09_the_tail_is_evicted_before_the_head",),
     ),
