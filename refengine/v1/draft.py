@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from refengine.v1.kv_cache_manager import KVCacheBlocks
+from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from refengine.v1.request import Request
-from refengine.v1.scheduler_output import BlockIds, ScheduledRequest
+from refengine.v1.scheduler_output import ScheduledRequest
 
 
 @dataclass
@@ -24,19 +24,23 @@ class Share:
     num_tokens: int
     new_blocks: KVCacheBlocks
 
-    def to_runner(self, block_table: BlockIds) -> ScheduledRequest:
-        """What the model runner gets: a running request it knows, any other it gets to know here."""
-        request, new_ids = self.request, self.new_blocks.ids()
-        is_running = self.kind == "running"
+    def to_runner(self, manager: KVCacheManager) -> ScheduledRequest:
+        """What the model runner gets: just what is new of a request it knows, everything of any other."""
+        request = self.request
+        if self.kind == "running":
+            added = self.new_blocks.ids() if self.new_blocks else None
+            return ScheduledRequest(
+                request.request_id, self.kind, self.num_tokens, request.num_computed_tokens, added
+            )
         return ScheduledRequest(
             request.request_id,
             self.kind,
             self.num_tokens,
             request.num_computed_tokens,
-            block_ids=(new_ids if any(new_ids) else None) if is_running else block_table,
-            token_ids=() if is_running else tuple(request.token_ids),
+            manager.block_ids(request.request_id),
+            token_ids=tuple(request.token_ids),
             num_prompt_tokens=request.num_prompt_tokens,
-            sampling_params=None if is_running else request.sampling_params,
+            sampling_params=request.sampling_params,
         )
 
 

@@ -170,7 +170,7 @@ class Scheduler:
         """Turns the draft into what the runner gets, and counts its tokens as computed from here on."""
         scheduled = []
         for share in draft.shares.values():
-            scheduled.append(share.to_runner(self.kv_cache_manager.block_ids(share.request.request_id)))
+            scheduled.append(share.to_runner(self.kv_cache_manager))
             share.request.num_computed_tokens += share.num_tokens
         output = SchedulerOutput(scheduled, frozenset(self._finished_ids), frozenset(self._preempted_ids))
         self._finished_ids.clear()
