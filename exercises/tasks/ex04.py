@@ -203,7 +203,7 @@ TASKS = [
     Task(
         id="04.3",
         kind="build",
-        title="allocate_slots",
+        title="slots for a step",
         points=25,
         answers={"Manager": type},
         check=check_manager,

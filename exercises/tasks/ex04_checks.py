@@ -667,5 +667,5 @@ def check_hit_rate(
         )
         report.equal(2, never_found_at_16, "tokens", known=known)
     with report.case("where the hit rate becomes 0"):
-        known = ((32, "less is nothing", "32 of the 50 tokens fill a block of 32 and are found."),)
-        report.equal(64, zero_from, "block size", known=known)
+        early: Known = (32, "less is nothing", "32 of the 50 tokens fill a block of 32 and are found.")
+        report.equal(64, zero_from, "block size", known=(early,))

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from exercises.tasks.ex03_scene import MAX_MODEL_LEN, Scene
+from refengine.errors import IntegrityError, PartError
 from refengine.hashing import BlockHasher
-from refengine.llm import LLM
+from refengine.llm import LLM, Prompt
 from refengine.model.corpus import world
 from refengine.outputs import RequestOutput
 from refengine.sampling import SamplingParams
+from refengine.trace.codemap import Generation, call_path
 from refengine.trace.record import Record, Recorder
 from refengine.v1.block import KVCacheBlock
 from refengine.v1.block_pool import BlockPool
@@ -32,7 +34,34 @@ class ManagerBase(KVCacheManager):
 
     `tables` and `num_published` belong to the group and are meant to be written: request id -> blocks in token order,
     and request id -> how many blocks at the head of the table are published already.
+
+    While a part runs under guard, an error names the part in whose call it was raised. So the helpers below stay
+    unguarded; and the lookup is watched from here, so that whatever `check_integrity` finds is the manager's doing.
     """
+
+    INNER = ("blocks_for", "gates", "publish", "tell_admit", "tell_allocate")
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in cls.INNER:
+            if unguarded := getattr(cls.__dict__.get(name), "__wrapped__", None):
+                setattr(cls, name, unguarded)
+
+    def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
+        """As in the engine. Raises: PartError that names the lookup, if it changed something or found too much."""
+        users = [block.ref_count for block in self.block_pool.blocks]
+        hits, num_tokens, boundary = super().get_computed_blocks(request)
+        problem = ""
+        if users != [block.ref_count for block in self.block_pool.blocks]:
+            problem = "it changed how many users a block has. Expected: a lookup changes nothing"
+        elif num_tokens >= request.num_tokens:
+            problem = (
+                f"it found {num_tokens} of {request.num_tokens} tokens; at least one must be left to compute"
+            )
+        if problem:
+            part = type(self.coordinator.groups[0]).__name__
+            raise PartError(f"part full_attention ({part}): after find_longest_cache_hit, {problem}.")
+        return hits, num_tokens, boundary
 
     @property
     def block_size(self) -> int:
@@ -63,6 +92,7 @@ class ManagerBase(KVCacheManager):
         shared_prefix_boundary: int = 0,
     ) -> tuple[int, int]:
         """Tokens for which there must be room, and blocks that must stay free besides. Chapter 06 explains both."""
+        self._num_slots = num_slots  # for the check in `tell_allocate`
         keeps = keep_watermark and self._is_waiting(request)
         must_fit = max(num_slots, request.num_tokens) if full_sequence_must_fit else num_slots
         return must_fit, self.watermark_blocks if keeps else 0
@@ -83,7 +113,11 @@ class ManagerBase(KVCacheManager):
             self._mark("admit", request, admitted=fits, reason=yes if fits else "not enough free blocks")
 
     def tell_allocate(self, request: Request, num_new_tokens: int, blocks: Iterable[KVCacheBlock]) -> None:
-        """The mark "allocate"."""
+        """The mark "allocate". Raises: IntegrityError if the table has no room for the tokens."""
+        table, needed = self.tables.get(request.request_id, []), self.blocks_for(self._num_slots)
+        if len(table) < needed:
+            has = f"request {request.request_id!r} holds {len(table)} blocks"
+            raise IntegrityError(f"{has}, and its {self._num_slots} tokens need {needed}")
         ids = [[block.block_id for block in blocks]]
         self._mark("allocate", request, num_tokens=num_new_tokens, block_ids=ids)
 
@@ -194,12 +228,46 @@ def stale_tale(**options: Any) -> tuple[RequestOutput, Record]:
     llm = LLM("tiny", block_size=4, num_blocks=TALE_BLOCKS + null, observer=recorder, **options)
     llm.generate([TALE.context], SamplingParams(max_tokens=1, ignore_eos=True), request_ids=["ada"])
     question = TALE.prompt(TALE.questions[0].question)
+    prompts: list[Prompt] = [list(range(60, 92)), question]
     _, bob = llm.generate(
-        [list(range(60, 92)), question],
+        prompts,
         [SamplingParams(max_tokens=28, ignore_eos=True), SamplingParams(max_tokens=12, stop="\n")],
         request_ids=["cleo", "bob"],
     )
     return bob, recorder.record
+
+
+# -- the table of the mapping task ---------------------------------------------------------------------------
+
+PLACES = (
+    "KVCacheManager.get_computed_blocks",
+    "FullAttentionManager.find_longest_cache_hit",
+    "KVCacheManager.allocate_slots",
+    "BlockPool.touch",
+    "BlockPool.cache_full_blocks",
+    "BlockPool.free_blocks",
+    "GPUModelRunner._prepare_inputs",
+    "Scheduler.schedule",
+    "Scheduler._get_num_new_uncached_and_cached_tokens",
+    "ComputedBlocksTracker.get_num_cached_tokens",
+    "PrefixCachingBlockAllocator.find_cached_blocks_prefix",
+    "SelfAttnBlockSpaceManager.can_allocate",
+    "PrefixCachingBlockAllocator.allocate_immutable_block",
+    "PrefixCachingBlockAllocator.mark_blocks_as_computed",
+    "ModelInputForGPUBuilder._compute_lens",
+    "ModelInputForGPUBuilder._compute_for_prefix_cache_hit",
+)
+
+
+def places() -> list[tuple[str, str, str]]:
+    """Generation, symbol, what is decided there: for some places on the path of a request, in its order."""
+    generations: tuple[Generation, Generation] = ("v1", "v0")
+    return [
+        (generation.upper(), step.place.symbol, step.decides)
+        for generation in generations
+        for step in call_path(generation)
+        if step.place.symbol in PLACES
+    ]
 
 
 # -- the workload of the measuring task ---------------------------------------------------------------------

@@ -13,10 +13,9 @@
 
 # %% tags=["setup"]
 from exercises import check
-from exercises.tasks.ex04_scene import ManagerBase, Stage, workload
+from exercises.tasks.ex04_scene import ManagerBase, Stage, places, workload
 from exercises.tasks.ex04_traces import LOOKUP_TRACES, MANAGER_TRACES, replay
 from refengine import LLM, SamplingParams, viz
-from refengine.trace.codemap import call_path
 from refengine.v1.groups.full_attention import FullAttentionManager
 from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
@@ -93,8 +92,8 @@ check("04.2", Lookup)
 # (task-3)=
 # ## 04.3 Build `allocate_slots`
 #
-# **Why it matters.** Each yes and each no of the scheduler is decided here, and four of the six marks are made here:
-# admit, allocate, publish, and with them what the next lookup finds.
+# **Why it matters.** Three of the six marks are made here: admit, allocate and publish. A count that is one too low here,
+# and the scheduler promises blocks that are not there.
 #
 # The frame is given; the four parts are yours. What you have:
 #
@@ -170,7 +169,7 @@ check("04.3", Manager)
 # most of it in the cache. Small engines crashed here under load, and only there (nano-vllm PR#207, PR#211, PR#233).
 #
 # `resume` gives a preempted request its share of a step: at most `budget` tokens. It returns where the share starts and
-# how many tokens it has, or None. Two lines stand in the wrong order.
+# how many tokens it has, or None. One of its numbers is taken too early.
 
 # %% task="04.4"
 def resume(manager, request, budget):
@@ -293,20 +292,13 @@ check("04.6", Drafting)
 # (task-7)=
 # ## 04.7 Where is it in vLLM?
 #
-# **Why it matters.** The first question of this book was asked by somebody who had found the lookup in V1 and looked for
-# it in V0 for weeks (vllm#13327).
+# **Why it matters.** The first question of this book was asked by somebody who had found the lookup in V1 and could not
+# find it in V0. The answer came ten weeks later (vllm#13327).
 #
 # These are places on the path of a request, with what each one decides.
 
 # %%
-WORDS = ("cach", "computed", "skip", "recompute", "findable", "touch", "full", "new tokens")
-rows = [
-    (generation.upper(), step.place.symbol, step.decides)
-    for generation in ("v1", "v0")
-    for step in call_path(generation)
-    if any(word in step.decides for word in WORDS) and "Hybrid" not in step.place.symbol
-]
-viz.Table(("", "symbol", "decides"), rows)
+viz.Table(("", "symbol", "decides"), places())
 
 # %% [markdown]
 # Write a name as in the table. `decides`: says which blocks are computed (several names are right). `skips`: leaves those
@@ -394,7 +386,7 @@ def run(parts=None):
 
 
 reference, own = run(), run(mine)
-for what, theirs, yours in zip(("tokens", "hits", "free queue"), reference, own):
+for what, theirs, yours in zip(("tokens", "hits", "free queue"), reference, own, strict=True):
     print(f"{what}: {'the same' if theirs == yours else f'{yours} instead of {theirs}'}")
 
 # %% [markdown]
@@ -405,5 +397,6 @@ for name in dict.fromkeys((*LOOKUP_TRACES, *MANAGER_TRACES)):
     print(replay(name, mine))
 
 # %% [markdown]
-# In a terminal, `refengine demo --parts exercises/04_looking_up_a_prefix.ipynb` runs the demo on both. Put a bug into one
-# of them, save, and see which part it names.
+# In a terminal, `refengine demo --parts exercises/04_looking_up_a_prefix.ipynb` runs the demo on both. Let your lookup
+# touch the blocks that it finds, or your manager forget to adopt them, save, and see which part it names. (The demo
+# notices only what it comes across: its pool is large, and nothing in it is evicted. `refengine check 04` looks closer.)
