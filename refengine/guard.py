@@ -18,10 +18,12 @@ import torch
 from refengine.errors import IntegrityError, PartError
 from refengine.v1.block import KVCacheBlock, check_queue
 from refengine.v1.block_pool import check_pool
+from refengine.v1.kv_cache_manager import KVCacheManager
 
 # Checked after every public call of such a part, by means of its public attributes only.
 AFTER_EACH_CALL: dict[str, Callable[[Any], None]] = {"free_queue": check_queue, "block_pool": check_pool}
 SHOWN_CHARS = 60
+LOOKING = ("check_integrity", "snapshot")  # they only look, and what they find may be another part's doing
 
 # By how much each call on a free queue changes its count.
 QUEUE_GROWTH: dict[str, Callable[[Any], int]] = {
@@ -45,7 +47,7 @@ def _guarded_class(slot: str, part: type, reference: Any) -> type:
     busy: set[int] = set()
     members: dict[str, Any] = {}
     for name, function in inspect.getmembers(part, inspect.isfunction):
-        if name == "__init__" or not name.startswith("_"):
+        if name == "__init__" or (not name.startswith("_") and name not in LOOKING):
             members[name] = _guard_method(slot, part.__name__, function, getattr(reference, name, None), busy)
     if slot in AFTER_EACH_CALL:
         # The check of the engine, not the reader's own: that one is what is being checked.
@@ -105,6 +107,7 @@ def _guard_call(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         due = args[0].num_free_blocks + growth(args[1]) if growth else None
+        users = _num_users(args[0]) if function.__name__ == "find_longest_cache_hit" else None
         shown = functools.partial(_show_call, function.__name__, args[is_method:], kwargs)
         try:
             result = function(*args, **kwargs)
@@ -113,7 +116,9 @@ def _guard_call(
         except Exception as error:
             text = f"{where}: {shown()} raised {type(error).__name__}: {error}.{_expectation(reference)}"
             raise PartError(text) from error
-        problem = _problem(slot, function.__name__, args[is_method:], result)
+        problem = _problem(slot, function.__name__, args, kwargs, result, is_method)
+        if problem is None and users is not None and _num_users(args[0]) != users:
+            problem = "reference counts have changed, and a lookup must change nothing"
         if problem is None and check is not None:
             problem = _broken_invariant(check, args[0])
         if problem is None and due is not None and args[0].num_free_blocks != due:
@@ -135,30 +140,65 @@ def _broken_invariant(check: Callable[[Any], None], part: Any) -> str | None:
     return None
 
 
-def _problem(slot: str, name: str, args: tuple[Any, ...], result: Any) -> str | None:
-    """What is wrong with the form of a result, for the calls whose result the engine builds on."""
+def _num_users(group: Any) -> int:
+    """All reference counts of the pool together."""
+    return sum(block.ref_count for block in group.pool.blocks)
+
+
+def _problem(
+    slot: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, is_method: bool
+) -> str | None:
+    """What is wrong with a result, for the calls whose result the engine builds on."""
+    part, given = (args[0], args[1:]) if is_method else (None, args)
     if slot == "hash_block" and not (isinstance(result, bytes) and result):
         return f"it returned {_short(result)} instead of bytes"
     if slot == "free_queue" and name == "popleft_n":
         blocks = result if isinstance(result, list) else []
-        if len(blocks) != args[0] or not all(isinstance(block, KVCacheBlock) for block in blocks):
-            return f"it returned {_short(result)} instead of a list of {args[0]} blocks"
-    if slot == "full_attention" and name == "find_longest_cache_hit" and not isinstance(result, list):
-        return f"it returned {_short(result)} instead of a list of blocks"
+        if len(blocks) != given[0] or not all(isinstance(block, KVCacheBlock) for block in blocks):
+            return f"it returned {_short(result)} instead of a list of {given[0]} blocks"
+    if slot == "full_attention" and name == "find_longest_cache_hit":
+        return _hit_problem(part, given[1], result)
     if slot == "kv_cache_manager" and name == "get_computed_blocks":
-        return _lookup_problem(args[0], result)
-    if slot == "sampler" and not (
-        isinstance(result, torch.Tensor) and result.shape == args[0].shape[:1] and result.dtype == torch.int64
-    ):
-        return f"it returned {_short(result)} instead of int64 token ids of shape {list(args[0].shape[:1])}"
-    if (
-        slot == "attention"
-        and name.startswith("paged_attention")
-        and (not isinstance(result, torch.Tensor) or result.shape != args[0].shape)
-    ):
+        return _lookup_problem(given[0], result)
+    if slot == "kv_cache_manager" and name == "allocate_slots" and result is not None:
+        return _room_problem(part, given, kwargs)
+    if slot in ("sampler", "attention"):
+        return _tensor_problem(slot, name, given, result)
+    return None
+
+
+def _tensor_problem(slot: str, name: str, args: tuple[Any, ...], result: Any) -> str | None:
+    is_tensor = isinstance(result, torch.Tensor)
+    rows = args[0].shape[:1]
+    if slot == "sampler" and not (is_tensor and result.shape == rows and result.dtype == torch.int64):
+        return f"it returned {_short(result)} instead of int64 token ids of shape {list(rows)}"
+    if name.startswith("paged_attention") and not (is_tensor and result.shape == args[0].shape):
         return (
             f"it returned {_short(result)} instead of a tensor shaped like the query, {list(args[0].shape)}"
         )
+    return None
+
+
+def _hit_problem(group: Any, max_length: int, result: Any) -> str | None:
+    if not isinstance(result, list):
+        return f"it returned {_short(result)} instead of a list of blocks"
+    if len(result) * group.block_size > max_length:
+        return f"it found {len(result) * group.block_size} tokens, more than the {max_length} that were asked for"
+    return None
+
+
+def _room_problem(manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Whether the request now has slots for what it was granted."""
+    bound = inspect.signature(KVCacheManager.allocate_slots).bind(manager, *args, **kwargs)
+    bound.apply_defaults()
+    request, asked = bound.arguments["request"], bound.arguments["num_new_tokens"]
+    needed = min(
+        request.num_computed_tokens + bound.arguments["num_hit_tokens"] + asked, manager.max_model_len
+    )
+    for group in manager.coordinator.groups:
+        room = len(group.table(request.request_id)) * group.block_size
+        if room < needed:
+            return f"{request.request_id!r} has slots for {room} tokens and needs {needed}"
     return None
 
 

@@ -103,6 +103,11 @@ class Record:
             for mark in step.marks:
                 yield index, mark
 
+    @property
+    def num_preemptions(self) -> int:
+        """How often a running request lost its blocks."""
+        return sum(mark.kind == "admit" and mark.facts["reason"].startswith("preempted") for _, mark in self.marks())
+
     def requests(self) -> list[RequestSummary]:
         """One summary per request, in the order in which they were first looked at."""
         summaries: dict[str, RequestSummary] = {}
