@@ -116,6 +116,9 @@ class EngineCore:
         if request_id in self.scheduler.requests:
             raise RequestError(request_id, "the id is in use by an unfinished request")
         self.limits.check(request_id, prompt_token_ids, params)
+        if adapter is not None:
+            in_use = (request.adapter for request in self.scheduler.requests.values())
+            self.model_runner.adapters.load(request_id, adapter, in_use)
         arrival, self._num_arrived = self._num_arrived, self._num_arrived + 1
         params = params.seeded(self.config.seed + arrival)
         self.scheduler.add_request(
@@ -144,7 +147,7 @@ class EngineCore:
         self._check_progress(scheduler_output)
         try:
             sampled = self.model_runner.execute(scheduler_output)
-            self._undelivered += self._update(scheduler_output, sampled)
+            self._update(scheduler_output, sampled)
         except BaseException:  # Ctrl-C included: blocks were published for a step that did not run to its end
             with suppress(PartError, IntegrityError):  # a broken part: its first error counts
                 self.scheduler.take_back(scheduler_output)
@@ -156,24 +159,16 @@ class EngineCore:
         outputs, self._undelivered = self._undelivered, []
         return outputs
 
-    def _update(self, scheduler_output: SchedulerOutput, model_output: SampledTokens) -> list[StepOutput]:
-        requests = {
-            share.request_id: self.scheduler.requests[share.request_id]
-            for share in scheduler_output.scheduled
-        }
-        appended = self.scheduler.update(scheduler_output, model_output.sampled)
-        return [
-            StepOutput(
-                request_id,
-                appended.get(request_id, []),
-                request.status.value if request.status.is_finished else None,
-                request.stop_reason,
-                request.num_cached_tokens,
-                model_output.logprobs.get(request_id, []),
-                model_output.prompt_logprobs.get(request_id),
-            )
-            for request_id, request in requests.items()
-        ]
+    def _update(self, scheduler_output: SchedulerOutput, sampled: SampledTokens) -> None:
+        """Applies the sampled tokens. Mutates: requests, and `_undelivered`, even if something breaks off half-way."""
+        requests = [self.scheduler.requests[share.request_id] for share in scheduler_output.scheduled]
+        known = {request.request_id: request.num_tokens for request in requests}
+        try:
+            self.scheduler.update(scheduler_output, sampled.sampled)
+        finally:
+            self._undelivered += [
+                _step_output(request, known[request.request_id], sampled) for request in requests
+            ]
 
     def finish(self, request_id: str, reason: str = "abort") -> None:
         """Ends a request at once: "abort" for a caller that lost interest, "stop" for a stop string.
@@ -229,3 +224,17 @@ class EngineCore:
         if not suspects:
             raise error
         raise PartError(f"part {suspects}: after a step, {error}") from error
+
+
+def _step_output(request: Request, num_known: int, sampled: SampledTokens) -> StepOutput:
+    """What a step added to a request that had `num_known` tokens before it."""
+    token_ids = request.token_ids[num_known:]
+    return StepOutput(
+        request.request_id,
+        token_ids,
+        request.status.value if request.status.is_finished else None,
+        request.stop_reason,
+        request.num_cached_tokens,
+        sampled.logprobs.get(request.request_id, [])[: len(token_ids)],
+        sampled.prompt_logprobs.get(request.request_id),
+    )
