@@ -25,7 +25,7 @@ app.add_typer(bench, name="bench")
 @app.command()
 def demo(
     model: Annotated[str, typer.Option(help='"tiny", a model directory, or "org/name" on the hub')] = "tiny",
-    engine: Annotated[str, typer.Option(help="which generation runs: v1")] = "v1",
+    engine: Annotated[str, typer.Option(help="which generation runs: v0, v1 or both")] = "v1",
     facts: Annotated[int, typer.Option(min=1, max=30, help="facts in the text that all prompts share")] = 10,
     questions: Annotated[int, typer.Option(min=1, max=30, help="prompts, each with another question")] = 6,
     seed: Annotated[int, typer.Option(help="draws another text and other questions")] = 0,
@@ -43,6 +43,30 @@ def demo(
 
     options = DemoOptions(model, engine, facts, questions, seed, block_size, corrupt, json, parts)
     run_demo(options, Console())
+    if parts is not None:
+        from refengine.commands.pressure import run_under_pressure
+
+        run_under_pressure(model, parts, Console())
+
+
+@app.command()
+def follow(
+    prompt: Annotated[str | None, typer.Argument(help="the request; none: a text and a question")] = None,
+    engine: Annotated[str, typer.Option(help="which generation: v0, v1 or both")] = "both",
+    model: Annotated[str, typer.Option(help='"tiny", a model directory, or "org/name" on the hub')] = "tiny",
+    warm: Annotated[
+        str | None,
+        typer.Option(help='what runs before it; none: the same text, another question; "": nothing'),
+    ] = None,
+    mode: Annotated[str, typer.Option(help="fixed, or faithful: with the known defects of V0")] = "fixed",
+    block_size: Annotated[int | None, typer.Option(min=1, help="tokens per block")] = None,
+    json: Annotated[Path | None, typer.Option(help="write the paths to this file")] = None,
+) -> None:
+    """One request through V0 and V1: each call that mattered, what it decided, and where it is in vLLM."""
+    from refengine.commands.follow import FollowOptions, run_follow
+
+    options = {"mode": mode} | ({} if block_size is None else {"block_size": block_size})
+    run_follow(FollowOptions(prompt, engine, model, warm, json, options), Console())
 
 
 @app.command()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from refengine.model.corpus import World, world
 from refengine.sampling import SamplingParams
 from refengine.trace.record import Recorder, RequestSummary
 
+ENGINES = ("v0", "v1")  # what "both" means
 NUM_BLOCKS = 256  # enough for the demo, and few enough for its pictures and for parts under guard
 
 
@@ -83,24 +84,34 @@ def run_demo(options: DemoOptions, console: Console) -> None:
     if options.model == "tiny":
         torch.set_num_threads(1)  # its products are too small to be worth sharing
     drawn = world(random.Random(options.seed), options.facts)
+    engines = ENGINES if options.engine == "both" else (options.engine,)
+    runs: dict[str, tuple[Run, Run]] = {}  # by engine: cache on, cache off
     with Progress(console=console, transient=True) as progress:
-        total = 2 * min(options.questions, len(drawn.questions))
+        total = 2 * len(engines) * min(options.questions, len(drawn.questions))
         task = progress.add_task("answering", total=total)
         LLM(options.model).generate(
             [drawn.context], SamplingParams(max_tokens=2)
         )  # first calls are slow: not timed
-        off = _run(options, drawn, caching=False, advance=lambda: progress.advance(task))
-        on = _run(options, drawn, caching=True, advance=lambda: progress.advance(task))
+        for engine in engines:
+            chosen = replace(options, engine=engine)
+            off = _run(chosen, drawn, caching=False, advance=lambda: progress.advance(task))
+            on = _run(chosen, drawn, caching=True, advance=lambda: progress.advance(task))
+            runs[engine] = on, off
     console.print(f"[bold]The text[/bold] that all prompts begin with:\n{drawn.context}\n")
-    console.print(_table(on))
-    if on.parts:
-        console.print(
-            "Parts that are yours: " + ", ".join(f"{slot} ({name})" for slot, name in on.parts.items()) + "."
-        )
-    _print_sums(on, off, options, console)
+    console.print(_table({engine: on for engine, (on, _) in runs.items()}))
+    for engine, (on, off) in runs.items():
+        if len(runs) > 1:
+            console.print(f"[bold]{engine.upper()}[/bold]")
+        if on.parts:
+            parts = ", ".join(f"{slot} ({name})" for slot, name in on.parts.items())
+            console.print(f"Parts that are yours: {parts}.")
+        _print_sums(on, off, options, console)
     if options.json_file is not None:
-        on.recorder.record.save(options.json_file)
-        console.print(f"The record of every step is in {options.json_file}.")
+        for engine, (on, _) in runs.items():
+            file = options.json_file
+            file = file.with_stem(f"{file.stem}-{engine}") if len(runs) > 1 else file
+            on.recorder.record.save(file)
+            console.print(f"The record of every step is in {file}.")
 
 
 def _run(options: DemoOptions, drawn: World, caching: bool, advance: Callable[[], None]) -> Run:
@@ -152,25 +163,31 @@ def _shift_cached_values(llm: LLM) -> None:
         values[cached] = values[cached[1:] + cached[:1]].clone()
 
 
-def _table(run: Run) -> Table:
+def _table(runs: dict[str, Run]) -> Table:
+    """A line per request; of several engines a line each, with the same request's lines together."""
     table = Table(title="Cache on: who computed what", title_justify="left")
     table.add_column("request")
+    if len(runs) > 1:
+        table.add_column("in")
     table.add_column("prompt\ntokens", justify="right")
     table.add_column("from\ncache", justify="right")
     table.add_column("tokens computed\nin each step")
     table.add_column("blocks\nfound | own")
     table.add_column("answer")
-    for answer in run.answers:
-        summary = answer.summary
-        found = summary.num_shared_blocks
-        table.add_row(
-            summary.request_id,
-            str(summary.num_prompt_tokens),
-            str(summary.hit_tokens),
-            _steps(summary.scheduled),
-            f"{_ranges(summary.block_ids[:found])} | {_ranges(summary.block_ids[found:])}",
-            Text(answer.text.strip(), style="green" if answer.is_right else "red"),
-        )
+    for answers in zip(*(run.answers for run in runs.values()), strict=True):
+        for engine, answer in zip(runs, answers, strict=True):
+            summary = answer.summary
+            found = summary.num_shared_blocks
+            table.add_row(
+                summary.request_id if answer is answers[0] else "",
+                *([engine.upper()] if len(runs) > 1 else []),
+                str(summary.num_prompt_tokens),
+                str(summary.hit_tokens),
+                _steps(summary.scheduled),
+                f"{_ranges(summary.block_ids[:found])} | {_ranges(summary.block_ids[found:])}",
+                Text(answer.text.strip(), style="green" if answer.is_right else "red"),
+                end_section=len(runs) > 1 and answer is answers[-1],
+            )
     return table
 
 

@@ -41,7 +41,8 @@ def _prompts() -> list[list[int]]:
     rng = random.Random(0)
     beginnings = [[rng.randrange(100, 600) for _ in range(16)] for _ in range(4)]
     return [
-        rng.choice(beginnings)[: rng.randint(4, 16)] + [rng.randrange(100, 600) for _ in range(rng.randint(1, 9))]
+        rng.choice(beginnings)[: rng.randint(4, 16)]
+        + [rng.randrange(100, 600) for _ in range(rng.randint(1, 9))]
         for _ in range(NUM_PROMPTS)
     ]
 

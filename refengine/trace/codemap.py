@@ -2,7 +2,8 @@
 
 Two kinds of data lie beside this module, in `codemap/`. `topics.json` has one entry per thing ("the free queue"),
 with vLLM's symbols at the two pinned releases and since when they are so. `v1.json`, `v0.json` and
-`v1_early.json` are call paths: what one request passes through, in order. A line range covers a whole definition,
+`v1_early.json` are call paths: what one request passes through, in order. `followed.json` lists those of our own
+functions that `refengine follow` watches, with their counterparts. A line range covers a whole definition,
 decorators included. Nothing is from memory: `verify` compares every range with the sources of the release.
 
 "Since" is counted in the releases that were looked at (`examined`): the first of them that has it.
@@ -11,18 +12,23 @@ decorators included. Nothing is from memory: `verify` compares every range with 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from refengine.config import near_match
+from refengine.trace.observer import MarkKind
 
 SCHEMA = 1
 HERE = Path(__file__).with_suffix("")  # the folder of the data
 Generation = Literal["v0", "v1"]
 PATHS = ("v0", "v1", "v1_early")
+WHO_DECIDES = "who_decides_which_blocks_are_computed"
+WHO_SKIPS = "who_skips_computing_those_tokens"
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,18 @@ class CallStep:
     role: str
     decides: str
     focus_line: int | None  # the line to look at first
+    answers: str | None  # which of the book's two questions is answered here
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One of our functions on the path of a request, and its counterparts in vLLM, the nearest one first."""
+
+    ours: str  # dotted path
+    component: str
+    mark: MarkKind | None  # which of the six marks is made here or below
+    vllm: tuple[Place, ...]
+    focus_line: int | None  # of the first place: the line to look at first
     answers: str | None  # which of the book's two questions is answered here
 
 
@@ -130,6 +148,50 @@ def call_path(name: str) -> list[CallStep]:
     ]
 
 
+@cache
+def followed(generation: Generation) -> tuple[Stop, ...]:
+    """Our functions that a request passes through, in the order in which it reaches them."""
+    return tuple(
+        Stop(
+            raw["ours"],
+            raw["component"],
+            raw["mark"],
+            tuple(Place(**place) for place in raw["vllm"]),
+            raw["focus_line"],
+            raw["answers"],
+        )
+        for raw in _document("followed")["paths"][generation]["stops"]
+    )
+
+
+def our_place(ours: str) -> Place:
+    """Where one of our functions stands: its file, and its lines as they are now."""
+    function = inspect.unwrap(resolve(ours))
+    lines, first = inspect.getsourcelines(function)
+    module, symbol = function.__module__, function.__qualname__
+    return Place(symbol, f"{module.replace('.', '/')}.py", first, first + len(lines) - 1)
+
+
+def resolve(path: str) -> Any:
+    """What a dotted path leads to: the longest part of it that is a module, then attributes.
+
+    Raises: ModuleNotFoundError, AttributeError.
+    """
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
+        try:
+            found: Any = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name and not name.startswith(f"{error.name}."):
+                raise
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(path)
+
+
 def _side(raw: dict[str, Any]) -> Side:
     places = tuple(Place(**place) for place in raw["vllm"])
     return Side(tuple(raw["ours"]), places, raw["since"], raw.get("why", ""))
@@ -162,6 +224,9 @@ def places_in(release: str) -> list[Place]:
     for name in PATHS:
         if _document(name)["version"] == release:
             named += [step.place for step in call_path(name)]
+    for generation, path in _document("followed")["paths"].items():
+        if path["version"] == release:
+            named += [place for stop in followed(generation) for place in stop.vllm]
     return list(dict.fromkeys(named))
 
 

@@ -106,7 +106,9 @@ class Record:
     @property
     def num_preemptions(self) -> int:
         """How often a running request lost its blocks."""
-        return sum(mark.kind == "admit" and mark.facts["reason"].startswith("preempted") for _, mark in self.marks())
+        return sum(
+            mark.kind == "admit" and mark.facts["reason"].startswith("preempted") for _, mark in self.marks()
+        )
 
     def requests(self) -> list[RequestSummary]:
         """One summary per request, in the order in which they were first looked at."""

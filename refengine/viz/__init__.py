@@ -1,10 +1,12 @@
-"""Pictures and tables of what a trace recorded: the pool, the steps, tables, slots, hash chains.
+"""Pictures and tables of what a trace recorded: the pool, the steps, tables, slots, hash chains, call paths.
 
 Everything here is drawn from plain data (`refengine.trace.record.Record`, `PoolState`, lists) and never from a
 running engine, so a picture of vLLM's recorded decisions and one of ours are made by the same code. A picture
 is an `<img>` with an alternative text that says the same; a table is text and HTML with the same cells.
 """
 
+from refengine.viz.callpath import callpath_picture
+from refengine.viz.callpath_stepper import CallPathStepper, callpath_widget
 from refengine.viz.chain import HashedBlock, chain_picture, hashed_blocks
 from refengine.viz.layout import layout_picture
 from refengine.viz.picture import Picture
@@ -17,6 +19,7 @@ from refengine.viz.where import where_in_vllm
 
 __all__ = [
     "BlockFacts",
+    "CallPathStepper",
     "HashedBlock",
     "Picture",
     "PoolState",
@@ -24,6 +27,8 @@ __all__ = [
     "Table",
     "around",
     "block_table",
+    "callpath_picture",
+    "callpath_widget",
     "chain_picture",
     "changed_blocks",
     "hashed_blocks",

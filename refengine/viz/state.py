@@ -6,12 +6,13 @@ lists. It keeps the three facts about a block apart: used, free, cached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from refengine.trace.observer import MarkKind, PoolSnapshot
 from refengine.trace.record import Mark, Record
+from refengine.trace.words import ranges as ranges  # for the modules beside this one
 
 
 @dataclass(frozen=True)
@@ -100,17 +101,6 @@ def ordinal(n: int) -> str:
     """`1st`, `2nd`, `11th`."""
     suffix = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{suffix}"
-
-
-def ranges(ids: Sequence[int]) -> str:
-    """Block ids in their order, with runs folded: `1-9, 12`; `none` if there are none."""
-    runs: list[list[int]] = []
-    for block_id in ids:
-        if runs and runs[-1][-1] == block_id - 1:
-            runs[-1] = [runs[-1][0], block_id]
-        else:
-            runs.append([block_id])
-    return ", ".join("-".join(map(str, run)) for run in runs) or "none"
 
 
 def states(record: Record) -> list[PoolState]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from refengine.trace.record import Record
 from refengine.viz.picture import Picture
@@ -28,6 +28,8 @@ class Stepper:
     Of a record with snapshots every single moment can be shown, too: with `marks` from the beginning, and by a
     button of the widget.
     """
+
+    units = ("step", "moment")
 
     def __init__(self, record: Record, start: int = 0, marks: bool = False) -> None:
         """`start`: the step of the still picture (negative: from the end), with `marks` the number of the moment.
@@ -81,7 +83,7 @@ class Stepper:
             widgets = import_module("ipywidgets")
         except ImportError:
             return None
-        return _Controls(widgets, self).box
+        return Controls(widgets, self).box
 
     def index_of(self, index: int, marks: bool) -> int:
         """The same place counted the other way: of a step its last moment (`marks`), of a moment its step."""
@@ -111,10 +113,28 @@ class Stepper:
         return f"{self.picture(self.start, self.by_marks).alt}" + (f"\n{table}" if table else "")
 
 
-class _Controls:
+class Shown(Protocol):
+    """What the controls can step through. `units`: what the slider counts, and what it counts mark by mark."""
+
+    units: tuple[str, str]
+    start: int
+    by_marks: bool
+    has_marks: bool
+
+    def html(self, index: int, marks: bool = False) -> str:
+        """What stands at one place."""
+
+    def last(self, marks: bool) -> int:
+        """The last index there is."""
+
+    def index_of(self, index: int, marks: bool) -> int:
+        """The same place counted the other way."""
+
+
+class Controls:
     """Play, back, next, slider, and a button for every mark where there are snapshots; below them the picture."""
 
-    def __init__(self, widgets: Any, shown: Stepper) -> None:
+    def __init__(self, widgets: Any, shown: Shown) -> None:
         self.shown = shown
         last, layout = shown.last(shown.by_marks), widgets.Layout
         self.slider = widgets.IntSlider(value=shown.start, min=0, max=last, layout=layout(width="330px"))
@@ -143,7 +163,7 @@ class _Controls:
         self.box = widgets.VBox([widgets.HBox(controls), self.view])
 
     def _name(self) -> None:
-        self.slider.description = "moment" if self.fine.value else "step"
+        self.slider.description = self.shown.units[self.fine.value]
 
     def _show(self, _change: Any = None) -> None:
         self.view.value = self.shown.html(self.slider.value, self.fine.value)

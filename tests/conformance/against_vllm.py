@@ -1,7 +1,10 @@
-"""`python -m tests.conformance.against_vllm DIR_OR_FILE ...`: do these traces say what vLLM 0.33.0 does?
+"""Does the real vLLM say what this repository says of it: its decisions, and where they stand in its sources?
 
-Replays V1 traces on vLLM's own classes instead of this repository's engine, with the same comparison as
-`python -m tests.conformance`. Use it to check the harness, and to check new traces before an engine is
+    python -m tests.conformance.against_vllm DIR_OR_FILE ...     decisions of vLLM 0.33.0
+    python -m tests.conformance.against_vllm --codemap [DIR]     line ranges of the code map
+
+The first replays V1 traces on vLLM's own classes instead of this repository's engine, with the same comparison
+as `python -m tests.conformance`. Use it to check the harness, and to check new traces before an engine is
 blamed for them. It needs an environment of its own, without this package's dependencies (CPU only; a
 warning about vLLM's missing compiled module is expected):
 
@@ -13,97 +16,81 @@ warning about vLLM's missing compiled module is expected):
 and then, from the root of the repository:
 
     /tmp/vllmenv/bin/python -m tests.conformance.against_vllm tests/conformance/traces
+
+The second compares every line range that the code map names with the sources of the installed vLLM, or with those
+below DIR (an unpacked wheel). Nothing of vLLM is imported for it, so it works for both releases and in any
+environment.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
-from vllm.lora.request import LoRARequest
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core import kv_cache_utils
-from vllm.v1.request import Request
-
-from tests.conformance.replay import Check, Difference, Trace, replay, run, same
-from tests.conformance.vllm_drivers import VllmKVManager, VllmScheduler
-
-SEED = "PYTHONHASHSEED"  # vLLM reads this variable when it derives the start value of a chain
+from tests.conformance.replay import Check, replay, run
 
 
-def check_hashes(trace: Trace) -> Difference | None:
-    """Compare every digest of a `hashes` file. An item's position in the file stands for the op index."""
-    before = os.environ.get(SEED)
+def checks() -> dict[str, Check]:
+    """What can be replayed on vLLM. Imports it."""
+    from tests.conformance.vllm_drivers import VllmKVManager, VllmScheduler
+    from tests.conformance.vllm_hashes import check_hashes
+
+    return {
+        "kv_manager": lambda trace: replay(trace, VllmKVManager),
+        "scheduler": lambda trace: replay(trace, VllmScheduler),
+        "hashes": check_hashes,
+    }
+
+
+def check_codemap(folder: str | None) -> int:
+    """Compare the code map with vLLM's sources and report. Returns the exit status."""
+    from refengine.trace import codemap
+
     try:
-        for name, recorded in trace.document["algorithms"].items():
-            difference = _check_algorithm(name, recorded, str(trace.document["seed"]))
-            if difference is not None:
-                return difference
-        return None
-    finally:
-        os.environ.pop(SEED, None)
-        if before is not None:
-            os.environ[SEED] = before
+        root, release = _installed() if folder is None else _unpacked(Path(folder))
+        problems = codemap.verify(root, release)
+    except ValueError as error:
+        print(f"The code map was not checked: {error}.", file=sys.stderr)
+        return 2
+    for problem in problems:
+        print(problem)
+    total = len(codemap.places_in(release))
+    print(f"vLLM {release}: {total - len(problems)} of {total} line ranges are the named definition.")
+    return 1 if problems else 0
 
 
-def _check_algorithm(name: str, recorded: dict[str, Any], seed: str) -> Difference | None:
-    function = get_hash_fn_by_name(name)
-    os.environ.pop(SEED, None)
-    kv_cache_utils.init_none_hash(function)
-    default = None if name.startswith("xxhash") else kv_cache_utils.NONE_HASH.hex()  # random, not recorded
-    os.environ[SEED] = seed
-    kv_cache_utils.init_none_hash(function)
-    start = {"none_hash_hex": kv_cache_utils.NONE_HASH.hex(), "none_hash_default_seed_hex": default}
-    got = [("start", recorded, start)]
-    got += [("block", block, _block(function, block)) for block in recorded["blocks"]]
-    got += [("request", request, _chain(function, request)) for request in recorded["requests"]]
-    for index, (what, expected, answer) in enumerate(got):
-        for key, value in answer.items():
-            if not same(expected[key], value):
-                return Difference(index, f"{name} {what}", key, expected[key], value)
-    return None
+def _installed() -> tuple[Path, str]:
+    """Where the installed vLLM is, and which release. Raises: ValueError if there is none."""
+    try:
+        found = distribution("vllm")
+    except PackageNotFoundError:
+        raise ValueError("vllm is not installed here; name the folder of an unpacked release") from None
+    return Path(str(found.locate_file(""))), found.version
 
 
-def _block(function: Any, block: dict[str, Any]) -> dict[str, Any]:
-    parent = None if block["parent_hex"] is None else bytes.fromhex(block["parent_hex"])
-    keys = block["extra_keys"]
-    extra = None if keys is None else tuple(tuple(key) for key in keys)
-    digest = kv_cache_utils.hash_block_tokens(function, parent, block["token_ids"], extra)
-    return {"digest_hex": digest.hex(), "event_int64": kv_cache_utils.maybe_convert_block_hash(digest)}
+def _unpacked(folder: Path) -> tuple[Path, str]:
+    """The folder and its release, from the name of the `.dist-info` beside the sources or from its own name.
 
-
-def _chain(function: Any, item: dict[str, Any]) -> dict[str, Any]:
-    lora = item["lora"]
-    request = Request(
-        "r",
-        item["token_ids"],
-        SamplingParams(max_tokens=1),
-        None,
-        cache_salt=item["cache_salt"],
-        lora_request=LoRARequest(lora["name"], 1, lora["path"]) if lora else None,
-        block_hasher=kv_cache_utils.get_request_block_hasher(
-            item["block_size"], function, item["hash_lookahead_tokens"]
-        ),
-    )
-    return {"digests_hex": [digest.hex() for digest in request.block_hashes]}
-
-
-CHECKS: dict[str, Check] = {
-    "kv_manager": lambda trace: replay(trace, VllmKVManager),
-    "scheduler": lambda trace: replay(trace, VllmScheduler),
-    "hashes": check_hashes,
-}
+    Raises: ValueError if neither says it.
+    """
+    names = [path.name for path in folder.glob("vllm-*.dist-info")] or [folder.resolve().name]
+    found = re.search(r"\d+\.\d+\.\d+", names[0])
+    if found is None:
+        raise ValueError(f"nothing says which release {folder} holds; name the folder after it, as in 0.7.3")
+    return folder, found[0]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Replay and report. Returns the exit status."""
-    if not arguments:
-        print("Name at least one folder or file of traces.", file=sys.stderr)
+    """Replay, or compare, and report. Returns the exit status."""
+    if not arguments or (arguments[0] == "--codemap" and len(arguments) > 2):
+        print("Name at least one folder or file of traces, or --codemap [DIR].", file=sys.stderr)
         return 2
-    return run(arguments, CHECKS)
+    if arguments[0] == "--codemap":
+        return check_codemap(*arguments[1:] or [None])
+    return run(arguments, checks())
 
 
 if __name__ == "__main__":

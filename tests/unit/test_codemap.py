@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,7 +10,7 @@ import pytest
 
 from refengine import viz
 from refengine.trace import codemap
-from refengine.trace.codemap import Place, Side
+from refengine.trace.codemap import Place, Side, resolve
 
 # What the chapters need; a topic may be added, none may get lost.
 NEEDED = """
@@ -25,23 +24,6 @@ SIDES = [
     for topic in codemap.topics().values()
     for name, side in (("v1", topic.v1), ("v0", topic.v0))
 ]
-
-
-def resolve(path: str) -> object:
-    """The object behind a dotted path: the longest part of it that is a module, then attributes."""
-    parts = path.split(".")
-    for count in range(len(parts), 0, -1):
-        name = ".".join(parts[:count])
-        try:
-            found: object = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name and not name.startswith(f"{error.name}."):
-                raise
-            continue
-        for part in parts[count:]:
-            found = getattr(found, part)
-        return found
-    raise ModuleNotFoundError(path)
 
 
 def test_the_topics_of_the_book_are_there() -> None:
