@@ -23,6 +23,7 @@ import cbor2
 import xxhash
 
 from refengine.config import HASH_ALGORITHMS, one_of
+from refengine.errors import ConfigError
 
 BlockHash = bytes  # a digest: 32 bytes for the SHA-256 variants, 16 for the xxHash ones
 ExtraKeys = tuple[tuple[str, ...], ...]  # tagged, so that an adapter "x" and a salt "x" differ
@@ -39,6 +40,11 @@ class Adapter:
     name: str
     path: str
     adapter_id: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("name", "path"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ConfigError(f"an adapter's {name} must be text, not {getattr(self, name)!r}")
 
 
 def hash_function(algorithm: str) -> HashFunction:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -79,9 +79,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Runs all prompts to their end, in one batch. Returns: one output per prompt, in order.
 
-        `params`: one for all, or one per prompt. `request_options`: priority, cache_salt, adapter, report_full,
-        the same for all. A single bad prompt raises; in a list it fails alone, and its output has `error` set.
-        If the call is interrupted, its requests are aborted and the engine stays usable.
+        `params`: one for all, or one per prompt. `request_options`: priority, cache_salt, adapter, report_full;
+        each the same for all, or a list with one per prompt. A single bad prompt raises; in a list it fails alone,
+        and its output has `error` set. If the call is interrupted, its requests are aborted and the engine stays
+        usable.
         Raises: RequestError, ConfigError.
         """
         outputs = self._start(prompts, params, request_ids, request_options)
@@ -123,11 +124,11 @@ class LLM:
         ids = _one_each(
             "request_ids", self._new_ids(len(batch)) if request_ids is None else request_ids, len(batch)
         )
-        options = RequestOptions(**request_options)
+        options = _each_options(request_options, len(batch))
         outputs: list[RequestOutput] = []
         try:
-            for request_id, prompt, each in zip(ids, batch, all_params, strict=True):
-                outputs.append(self._enter(request_id, prompt, each, options))
+            for request_id, prompt, each, its_options in zip(ids, batch, all_params, options, strict=True):
+                outputs.append(self._enter(request_id, prompt, each, its_options))
         except BaseException:  # Ctrl-C included: those already entered have nobody to step them
             self._abort(output.request_id for output in outputs if output.error is None)
             raise
@@ -232,6 +233,17 @@ def _one_each(name: str, value: Any, count: int) -> list[Any]:
         if not isinstance(each, kind):
             raise ConfigError(f"{name} must be {kind.__name__}, not {type(each).__name__}")
     return values
+
+
+def _each_options(given: dict[str, Any], count: int) -> list[RequestOptions]:
+    """The options of each of `count` prompts. Raises: ConfigError for a list of another length, or a bad option."""
+    lists = {name: value for name, value in given.items() if isinstance(value, list)}
+    for name, values in lists.items():
+        if len(values) != count:
+            raise ConfigError(f"{len(values)} {name} for {count} prompts; give one for each")
+    shared = RequestOptions(**{name: value for name, value in given.items() if name not in lists})
+    each = ({name: values[i] for name, values in lists.items()} for i in range(count))
+    return [replace(shared, **its_own) for its_own in each]
 
 
 def _check_device(device: str) -> None:

@@ -3,7 +3,8 @@
 Tokens of all requests in a step lie one after another in `[num_tokens]`, with no padding and no batch
 dimension, as in vLLM. Nothing here knows about requests, blocks or caches: each layer hands its query, key
 and value to `attend`, which the caller supplies. The engine passes paged attention, training passes plain
-causal attention, and the network cannot tell the difference.
+causal attention, and the network cannot tell the difference. In the same way `adapt`, if there is one, may
+change what the attention projections give: that is all the network knows of adapters.
 
 Covers Llama, Qwen2 (bias on Q, K, V) and Qwen3 (RMSNorm on Q and K heads), which is also the shape of the
 shipped tiny model.
@@ -24,6 +25,8 @@ from refengine.model.config import ModelConfig
 # (layer index, query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim])
 # -> attention output [num_tokens, num_heads, head_dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# (layer index, "qkv_proj" or "o_proj", its input and its output, one row per token) -> the output, adapted
+Adapt = Callable[[int, str, Tensor, Tensor], Tensor]
 
 
 class Linear(nn.Linear):
@@ -111,15 +114,19 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, adapt: Adapt | None) -> Tensor:
         num_tokens = x.shape[0]
-        qkv = self.qkv_proj(x).view(num_tokens, -1, self.head_dim)
-        query, key, value = qkv.split(self.heads, dim=1)  # [num_tokens, num_(kv_)heads, head_dim]
+        qkv = self.qkv_proj(x)
+        if adapt is not None:
+            qkv = adapt(self.layer, "qkv_proj", x, qkv)
+        # [num_tokens, num_(kv_)heads, head_dim]
+        query, key, value = qkv.view(num_tokens, -1, self.head_dim).split(self.heads, dim=1)
         if self.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        out = attend(self.layer, query, key, value)
-        return self.o_proj(out.reshape(num_tokens, -1))  # type: ignore[no-any-return]
+        out = attend(self.layer, query, key, value).reshape(num_tokens, -1)
+        y: Tensor = self.o_proj(out)
+        return y if adapt is None else adapt(self.layer, "o_proj", out, y)
 
 
 class MLP(nn.Module):
@@ -145,8 +152,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, adapt: Adapt | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend, adapt)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
@@ -164,7 +171,9 @@ class Decoder(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.rotary = Rotary(config)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attend: Attend, adapt: Adapt | None = None
+    ) -> Tensor:
         """token_ids and positions `[num_tokens]` int64 -> hidden states `[num_tokens, hidden_size]`.
 
         Mutates: nothing here; `attend` usually writes the KV cache.
@@ -172,7 +181,7 @@ class Decoder(nn.Module):
         x = self.embed_tokens(token_ids)
         cos, sin = self.rotary(positions, x.dtype)
         for layer in self.layers:
-            x = layer(x, cos, sin, attend)
+            x = layer(x, cos, sin, attend, adapt)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ class _Checkpoint:
         self.files: dict[str, Any] = {}
         self.left: dict[str, Path] = {}
         for shard in _shards(directory):
-            handle = self.files[shard.name] = _open(shard)
+            handle = self.files[shard.name] = open_shard(shard)
             for name in sorted(handle.keys()):
                 if name in self.left:
                     raise CheckpointError(
@@ -146,12 +146,7 @@ def _shards(directory: Path) -> Iterator[Path]:
         yield directory / SINGLE
         return
     if not (directory / INDEX).exists():
-        pickles = sorted(f.name for f in directory.iterdir() if f.suffix in PICKLES)
-        if pickles:
-            raise CheckpointError(
-                f"{directory} has its weights only in {pickles[0]}, a pickle, which could run any code when "
-                "opened; convert it to safetensors"
-            )
+        refuse_pickles(directory)
         raise CheckpointError(f"{directory} has neither {SINGLE} nor {INDEX}")
     weight_map = read_json(directory / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -166,7 +161,18 @@ def _shards(directory: Path) -> Iterator[Path]:
         yield directory / name
 
 
-def _open(shard: Path) -> Any:
+def refuse_pickles(directory: Path) -> None:
+    """Raises: CheckpointError if a directory without safetensors has its weights in a pickle."""
+    pickles = sorted(f.name for f in directory.iterdir() if f.suffix in PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{directory} has its weights only in {pickles[0]}, a pickle, which could run any code when "
+            "opened; convert it to safetensors"
+        )
+
+
+def open_shard(shard: Path) -> Any:
+    """A handle on a safetensors file. Raises: CheckpointError if it is damaged."""
     try:
         return safe_open(shard, framework="pt")
     except (SafetensorError, OSError) as error:

@@ -108,6 +108,9 @@ class LLMEngine:
         if cache_salt is not None or report_full:
             raise RequestError(request_id, "V0 knows neither cache salts nor KV events")
         self.limits.check(request_id, prompt_token_ids, params)
+        if adapter is not None:
+            in_use = (group.first_seq.adapter for group in self.groups.values())
+            self.worker.adapters.load(request_id, adapter, in_use)
         seq_id = next(self._seq_ids)
         seq = Sequence(seq_id, prompt_token_ids, adapter)
         seeded = params.seeded(self.config.seed + seq_id)

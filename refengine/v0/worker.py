@@ -18,6 +18,7 @@ from kernels import Backend
 from refengine.attention import causal_attention, choose_backend
 from refengine.kv_cache import KVCache
 from refengine.model.decoder import Decoder
+from refengine.model.lora import LoadedAdapters
 from refengine.outputs import SampledTokens
 from refengine.sampling import Sampler, position_generator, sample, token_logprobs
 from refengine.trace.observer import Observer
@@ -91,6 +92,7 @@ class Worker:
         observer: Observer | None = None,
     ) -> None:
         self.model = model
+        self.adapters = LoadedAdapters(model)
         self.gpu_caches = gpu_caches
         self.cpu_caches = cpu_caches
         self.builder = builder
@@ -120,7 +122,8 @@ class Worker:
         attend = PhasedAttention(self.gpu_caches[virtual_engine], model_input, self.backend)
         tokens = torch.tensor(model_input.input_tokens, device=self.device)
         positions = torch.tensor(model_input.input_positions, device=self.device)
-        return self._sample(metadata, model_input, self.model(tokens, positions, attend))
+        adapt = self.adapters.for_tokens(model_input.lora_mapping)
+        return self._sample(metadata, model_input, self.model(tokens, positions, attend, adapt))
 
     def _move_blocks(self, out: SchedulerOutputs, virtual_engine: int) -> None:
         """Swap in, swap out, copy: before the model, and in this order. Mutates: the KV caches."""

@@ -41,6 +41,7 @@ class Share:
             token_ids=tuple(request.token_ids),
             num_prompt_tokens=request.num_prompt_tokens,
             sampling_params=request.sampling_params,
+            adapter=request.adapter,
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from refengine.errors import ConfigError, IntegrityError
+from refengine.hashing import Adapter
 from refengine.sampling import SamplingParams
 from refengine.v1.groups.base import num_blocks_for
 from refengine.v1.scheduler_output import ScheduledRequest
@@ -33,6 +34,7 @@ class InputBatch:
         self.request_ids: list[str] = []  # by row
         self.row_of: dict[str, int] = {}
         self.params: list[SamplingParams] = []  # by row
+        self.adapters: list[Adapter | None] = []  # by row
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int64)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)  # known tokens of each row
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
@@ -56,6 +58,7 @@ class InputBatch:
         self.row_of[share.request_id] = row
         self.request_ids.append(share.request_id)
         self.params.append(share.sampling_params)
+        self.adapters.append(share.adapter)
         self.token_ids[row, : len(share.token_ids)] = share.token_ids
         self.num_tokens[row] = len(share.token_ids)
         self.num_prompt_tokens[row] = share.num_prompt_tokens
@@ -72,8 +75,9 @@ class InputBatch:
             for column in self._columns:
                 column[row] = column[last]
             self.request_ids[row], self.params[row] = self.request_ids[last], self.params[last]
+            self.adapters[row] = self.adapters[last]
             self.row_of[self.request_ids[row]] = row
-        del self.request_ids[last], self.params[last]
+        del self.request_ids[last], self.params[last], self.adapters[last]
 
     def add_blocks(self, request_id: str, block_ids: Sequence[int]) -> None:
         """Appends blocks to a request's table. Mutates: its row."""

@@ -17,7 +17,8 @@ from torch import Tensor
 from kernels import Backend
 from refengine.attention import AttentionMetadata, PagedAttention, choose_backend
 from refengine.kv_cache import KVCache
-from refengine.model.decoder import Decoder
+from refengine.model.decoder import Adapt, Decoder
+from refengine.model.lora import LoadedAdapters
 from refengine.outputs import SampledTokens
 from refengine.sampling import Sampler, position_generator, sample, token_logprobs
 from refengine.trace.observer import Observer
@@ -32,6 +33,7 @@ class ModelInput:
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     metadata: AttentionMetadata
+    adapt: Adapt | None = None  # None: no request of the step has an adapter
 
 
 class ModelRunner:
@@ -49,6 +51,7 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.kv_cache = kv_cache
+        self.adapters = LoadedAdapters(model)
         self.batch = batch
         self.device = model.embed_tokens.weight.device
         self.backend = choose_backend(self.device, backend)
@@ -63,7 +66,7 @@ class ModelRunner:
             return SampledTokens()
         model_input = self._prepare_inputs(output.scheduled)
         attend = PagedAttention(self.kv_cache, model_input.metadata, self.backend)
-        hidden = self.model(model_input.token_ids, model_input.positions, attend)
+        hidden = self.model(model_input.token_ids, model_input.positions, attend, model_input.adapt)
         return self._sample(output.scheduled, hidden)
 
     def _update_states(self, output: SchedulerOutput) -> None:
@@ -97,7 +100,10 @@ class ModelRunner:
             for share, start in zip(scheduled, first.tolist(), strict=True):
                 self.observer.mark("run", share.request_id, start=start, num_tokens=share.num_tokens)
         return ModelInput(
-            self._tensor(batch.token_ids[row_of_token, positions]), self._tensor(positions), metadata
+            self._tensor(batch.token_ids[row_of_token, positions]),
+            self._tensor(positions),
+            metadata,
+            self.adapters.for_requests([batch.adapters[row] for row in rows], counts),
         )
 
     def _sample(self, scheduled: list[ScheduledRequest], hidden: Tensor) -> SampledTokens:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from refengine.hashing import Adapter
 from refengine.sampling import SamplingParams
 
 BlockIds = tuple[list[int], ...]  # one list per cache group
@@ -27,6 +28,7 @@ class ScheduledRequest:
     token_ids: tuple[int, ...] = ()  # new, resumed: all tokens known so far
     num_prompt_tokens: int = 0
     sampling_params: SamplingParams | None = None  # new, resumed
+    adapter: Adapter | None = None  # new, resumed
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,9 @@ def compare(scenario: Scenario, truth: dict[str, recompute.Tokens], played: Play
             how = f"{got}, {played.finish_reason[request_id]}"
             raise Wrong(["output"], f"{request_id} says {how}, but a recompute {said}, {reason}")
         if add.prompt_logprobs and not is_aborted:
-            scores = pytest.approx(recompute.prompt_scores(prompt), abs=1e-5)  # they are reported in float32
+            scores = pytest.approx(
+                recompute.prompt_scores(prompt, add.adapter), abs=1e-5
+            )  # they are reported in float32
             if played.prompt_scores[request_id] != scores:
                 raise Wrong(["scores"], f"{request_id} scores its prompt {played.prompt_scores[request_id]}")
 
@@ -134,7 +136,7 @@ class Player:
             params,
             priority=add.priority,
             cache_salt=add.cache_salt,
-            adapter=Adapter(add.adapter, f"/{add.adapter}", len(self.played.token_ids))
+            adapter=Adapter(add.adapter, recompute.adapter_path(add.adapter), len(self.played.token_ids))
             if add.adapter
             else None,
             report_full=add.report_full,

@@ -8,18 +8,23 @@ by about 1e-15, and such a tie does not happen.
 
 from __future__ import annotations
 
+import tempfile
 from functools import cache, lru_cache
+from pathlib import Path
 
 import torch
 
 from refengine.attention import causal_attention
 from refengine.model.config import ModelConfig
 from refengine.model.decoder import Decoder
+from refengine.model.lora import write_example_adapter
 from refengine.sampling import token_logprobs
 from tests.fuzz.scenarios import EOS, MAX_MODEL_LEN, Add
+from tests.unit.models import merge_adapter
 
 SPREAD, SEED = 0.7, 3  # of the weights; found by trying: answers vary and depend on far tokens
 Tokens = tuple[int, ...]
+HOME = tempfile.TemporaryDirectory()  # of the adapters
 
 
 @cache
@@ -44,22 +49,34 @@ def model() -> Decoder:
     return decoder.double().eval()
 
 
+@cache
+def adapter_path(name: str) -> str:
+    """The directory of an adapter, which is written there on the first call."""
+    return write_example_adapter(Path(HOME.name) / name, model().config, seed=len(name))
+
+
+@cache
+def adapted(name: str | None) -> Decoder:
+    """The network with an adapter merged into its weights."""
+    return model() if name is None else merge_adapter(model(), adapter_path(name))
+
+
 @lru_cache(maxsize=10_000)
 def answer(prompt: Tokens, add: Add, max_model_len: int = MAX_MODEL_LEN) -> tuple[Tokens, str]:
     """What `add` says to this prompt, and why it stops: "stop" or "length"."""
     said: Tokens = ()
     while True:
-        said += (int(_logits(prompt + said)[-1].argmax()),)
+        said += (int(_logits(prompt + said, add.adapter)[-1].argmax()),)
         if (said[-1] == EOS and not add.ignore_eos) or said[-1] in add.stop_token_ids:
             return said, "stop"
         if len(said) == add.max_tokens or len(prompt) + len(said) == max_model_len:
             return said, "length"
 
 
-def prompt_scores(prompt: Tokens) -> dict[int, float]:
+def prompt_scores(prompt: Tokens, adapter: str | None = None) -> dict[int, float]:
     """The log-probability of each token of the prompt, by position. The first has none."""
     following = torch.tensor(prompt[1:], dtype=torch.int64)
-    scores = token_logprobs(_logits(prompt)[:-1], following, 0) if len(prompt) > 1 else []
+    scores = token_logprobs(_logits(prompt, adapter)[:-1], following, 0) if len(prompt) > 1 else []
     return {i: score[prompt[i]].logprob for i, score in enumerate(scores, start=1)}
 
 
@@ -76,7 +93,8 @@ def prompts(requests: dict[str, Add]) -> dict[str, Tokens]:
 
 
 @torch.inference_mode()
-def _logits(token_ids: Tokens) -> torch.Tensor:
+def _logits(token_ids: Tokens, adapter: str | None) -> torch.Tensor:
     """`[num_tokens, vocab_size]` float64."""
-    hidden = model()(torch.tensor(token_ids), torch.arange(len(token_ids)), causal_attention)
-    return model().logits(hidden)
+    network = adapted(adapter)
+    hidden = network(torch.tensor(token_ids), torch.arange(len(token_ids)), causal_attention)
+    return network.logits(hidden)

@@ -51,6 +51,13 @@ HASHING = (
         ("test_hashing::test_s23_an_empty_salt_is_no_salt",),
     ),
     Mutant(
+        "equal tokens have equal keys and values, whatever the adapter",
+        "hashing",
+        "if adapter is not None:",
+        "if False:",
+        ("test_lora::test_v1_finds_the_blocks_of_one_adapter_only",),
+    ),
+    Mutant(
         "an adapter is identified by its name, not by its path",
         "hashing",
         '(("lora", adapter.name, adapter.path),)',

@@ -82,4 +82,35 @@ RUNNER = (
         "cut = len(self._pending)",
         ("test_outputs::test_a_stop_text_across_three_tokens_is_never_shown",),
     ),
+    Mutant(
+        "a row that moves leaves its adapter behind",
+        "v1.input_batch",
+        "self.adapters[row] = self.adapters[last]",
+        "pass",
+        ("test_lora::test_the_adapter_moves_with_its_row",),
+    ),
+    Mutant(
+        "an adapter is a setting of the model, not of the request",
+        "model.lora",
+        "np.flatnonzero(owner == i)",
+        "np.flatnonzero(owner == owner)",
+        (
+            "test_lora::test_each_token_gets_the_change_of_its_own_adapter",
+            "test_lora::test_a_batch_of_several_adapters_says_what_each_says_alone",
+        ),
+    ),
+    Mutant(
+        "the matrices of an adapter are added as they are, without their scale",
+        "model.lora",
+        "scale * torch.block_diag(*diagonal)",
+        "torch.block_diag(*diagonal)",
+        ("test_lora::test_the_scale_is_alpha_over_rank",),
+    ),
+    Mutant(
+        "an adapter that was dropped can be read again",
+        "model.lora",
+        "if path not in needed",
+        "if path != adapter.path",
+        ("test_lora::test_an_adapter_in_use_is_not_dropped",),
+    ),
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 
 from refengine import LLM
@@ -91,6 +92,24 @@ def greedy(decoder: Decoder, prompt: Sequence[int], max_tokens: int = 6) -> list
         hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), causal_attention)
         tokens.append(int(decoder.logits(hidden[-1:]).argmax()))
     return tokens[len(prompt) :]
+
+
+def merge_adapter(decoder: Decoder, path: str) -> Decoder:
+    """A copy of the network with an adapter in its weights, `W + scale * B A`, straight from the adapter's files."""
+    options = json.loads((Path(path) / "adapter_config.json").read_text())
+    scale = options["lora_alpha"] / (options["r"] ** 0.5 if options.get("use_rslora") else options["r"])
+    tensors = load_file(Path(path) / "adapter_model.safetensors")
+    merged, config = copy.deepcopy(decoder), decoder.config
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    first_row = {"q_proj": 0, "k_proj": query, "v_proj": query + kv, "o_proj": 0}
+    for name in tensors:
+        if ".lora_A." in name:
+            _, _, _, _, layer, _, target, *_ = name.split(".")
+            attention: Any = merged.layers[int(layer)].self_attn
+            weight = attention.o_proj.weight if target == "o_proj" else attention.qkv_proj.weight
+            a, b = tensors[name].to(weight.dtype), tensors[name.replace("lora_A", "lora_B")].to(weight.dtype)
+            weight.data[first_row[target] : first_row[target] + len(b)] += scale * b @ a
+    return merged
 
 
 def limit_steps(llm: LLM) -> LLM:
