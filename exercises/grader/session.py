@@ -119,9 +119,9 @@ class Session:
             self._take(not_started(task, f"Still to write: {stub}") if stub else failed)
             if cell.task:
                 self._final.add(task_id)
-        if not ids and not stub:
-            kind = "set-up cell" if SETUP in cell.tags else "cell"
-            self.listener.on_note(f"The {kind} {position + 1} of the notebook has a fault. {sentence}")
+        if not ids and not stub and "raises-exception" not in cell.tags:
+            kind = "Set-up cell" if SETUP in cell.tags else "Cell"
+            self.listener.on_note(f"{kind} {position + 1} of the notebook has a fault. {sentence}")
 
     def _find(self, task_id: str) -> Task:
         if task_id not in self.tasks:

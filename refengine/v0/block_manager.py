@@ -63,8 +63,8 @@ class BlockManager:
         """May the group's prompt get its blocks now? Cached blocks are not subtracted: it asks for all of them."""
         (seq, *_) = group.get_seqs(SequenceStatus.WAITING)
         needed = -(-(len(seq) + num_lookahead_slots) // self.block_size)
-        if self.window_blocks is not None:
-            needed = min(needed, self.window_blocks)
+        if self.window_blocks is not None and self.faithful:
+            needed = min(needed, self.window_blocks)  # vLLM 0.7.3; but a prompt takes blocks for all its tokens first
         if self.allocator.gpu.num_blocks - needed < self.watermark_blocks:
             return AllocStatus.NEVER
         free = self.allocator.gpu.num_free_blocks
@@ -124,9 +124,11 @@ class BlockManager:
         touched = 0
         for seq in group.get_seqs(SequenceStatus.RUNNING):
             table = self.tables[seq.seq_id]
-            touched += table.num_blocks_touched_by_append(
-                len(table.unseen(seq.token_ids)) + num_lookahead_slots
-            )
+            num_new = len(table.unseen(seq.token_ids)) + num_lookahead_slots
+            # In the middle of a prompt there is nothing to store: its blocks are there. vLLM 0.7.3 counts the last
+            # one all the same, and a prompt that fills the pool preempts itself for ever.
+            if num_new or self.faithful:
+                touched += table.num_blocks_touched_by_append(num_new)
         return touched <= self.allocator.gpu.num_free_blocks
 
     def append_slots(self, seq: Sequence, num_lookahead_slots: int = 0) -> list[tuple[int, int]]:
@@ -201,6 +203,8 @@ class BlockManager:
         vLLM 0.7.3 asks the GPU's tracker about blocks that are in CPU memory, and fails with KeyError.
         """
         if seq.seq_id not in self.tables:
+            if not self.faithful:
+                self.computed.remove(seq)
             return
         table = self.tables[seq.seq_id]
         if self.enable_caching:
@@ -210,7 +214,7 @@ class BlockManager:
                 else self.allocator.of(table.blocks[0])
             )
             self.accessed.stamp_blocks(seq, table.block_ids, on)
-            self.accessed.remove(seq)
+        self.accessed.remove(seq)
         self.computed.remove(seq)
         table.free()
         del self.tables[seq.seq_id]
@@ -218,7 +222,8 @@ class BlockManager:
     def forget_uncomputed(self, seq: Sequence) -> None:
         """Makes the sequence's GPU blocks past its computed tokens unfindable: nobody will fill them now.
 
-        Mutates: the cache.
+        For a sequence that leaves in the middle of its prompt. vLLM 0.7.3 keeps them, and what nobody uses any
+        more counts as computed. Mutates: the cache.
         """
         if self.enable_caching and seq.seq_id in self.tables:
             blocks = self.tables[seq.seq_id].blocks[seq.num_computed_tokens // self.block_size :]

@@ -189,6 +189,7 @@ class SchedulerPhases:
         if wants_swap and not can_swap and self.config.mode == "faithful":
             raise RuntimeError("no room in CPU memory to swap to")
         mode: Literal["RECOMPUTE", "SWAP"] = "SWAP" if can_swap else "RECOMPUTE"
+        self._forget_unfinished_prompt(group)
         if mode == "SWAP":
             out.blocks_to_swap_out += self.block_manager.swap_out(group)
             for seq in group.get_seqs(SequenceStatus.RUNNING):
@@ -200,6 +201,12 @@ class SchedulerPhases:
         out.preempted.append((group, mode))
         self._mark("admit", group, admitted=False, reason=f"preempted: {mode.lower()}")
         return mode
+
+    def _forget_unfinished_prompt(self, group: SequenceGroup) -> None:
+        """Repaired mode: a prompt that is left half-way leaves no block behind that would count as computed."""
+        if self.config.mode == "fixed" and group.is_prefill:
+            for seq in group.get_seqs(SequenceStatus.RUNNING):
+                self.block_manager.forget_uncomputed(seq)
 
     # -- counting -------------------------------------------------------------------------------------------
 

@@ -185,6 +185,7 @@ class Scheduler(SchedulerPhases):
             for group in queue:
                 if group.request_id == request_id:
                     queue.remove(group)
+                    self._forget_unfinished_prompt(group)
                     for seq in group.seqs:
                         if not seq.is_finished:
                             seq.status = SequenceStatus.FINISHED_ABORTED

@@ -240,10 +240,10 @@ check("01.6", wasted_4, wasted_16, wasted_64, share_64)
 # **Why it matters.** Reading the first index of the cache as a position is a classic, and so is looking for V0's code
 # in a file of V1.
 #
-# Put the words `"block"`, `"element"`, `"KV head"`, `"offset in block"` into the order of the four indices of
-# `key_cache`. Then write the name of the class that is V0's block table, and of the functions that turn positions into
-# slots, one per generation. And the id of the very first block that vLLM hands out to a request, in V0 (0.7.3) and in
-# V1 (0.33.0).
+# Put the words `"block"`, `"element"` (one number of a key), `"KV head"`, `"offset in block"` into the order of the four
+# indices of `key_cache`. Then write the name of the class that is V0's block table, and of the functions that turn
+# positions into slots, one per generation. And the id of the very first block that vLLM hands out to a request, in V0
+# (0.7.3) and in V1 (0.33.0).
 
 # %% task="01.7"
 ### BEGIN SOLUTION stub: indices = [..., ..., ..., ...]

@@ -34,13 +34,15 @@ from refengine.v1.request import Request
 START = start_value("sha256_cbor", seed="0")  # the parent of every first block
 
 # %% [markdown]
+# (task-1)=
 # ## 02.1 The hash of one block
 #
-# **Why.** A lookup finds a block by its hash and by nothing else. What your function leaves out, the engine cannot
-# tell apart. What it returns today must be what it returned yesterday, in another process.
+# **Why it matters.** A lookup finds a block by its hash and by nothing else. What your function leaves out, the engine
+# cannot tell apart. What it returns today must be what it returned yesterday, in another process.
 #
-# Make the hash as vLLM's `sha256_cbor` does: SHA-256 over the canonical CBOR of a list of three: parent, tokens,
-# keys. `cbor2` and `hashlib` are imported. (15 points)
+# Make the hash as vLLM's `sha256_cbor` does: SHA-256 over the canonical CBOR of a list of three: parent, tokens, keys.
+# Canonical: every number in as few bytes as will do, as in the chapter. `cbor2` and `hashlib` are imported. (15
+# points)
 
 
 # %% task="02.1" part="hash_block" name="hash_block"
@@ -61,10 +63,11 @@ def hash_block(parent, token_ids, extra):
 check("02.1", hash_block)
 
 # %% [markdown]
+# (task-2)=
 # ## 02.2 The chain
 #
-# **Why.** The hash of one block is worth nothing if the wrong things go into it. Most public bug reports on this were
-# made here: an adapter known by its number, a salt in the wrong blocks, a block hashed before it was full.
+# **Why it matters.** The hash of one block is worth nothing if the wrong things go into it. Most public bug reports on
+# this were made here: an adapter known by its number, a salt in the wrong blocks, a block hashed before it was full.
 #
 # Return the hashes of all full blocks of a prompt. `hash_block` is handed to you, so this task does not need your
 # answer to the first one. (25 points)
@@ -95,9 +98,10 @@ def block_hashes(token_ids, block_size, start, hash_block, adapter=None, cache_s
 check("02.2", block_hashes)
 
 # %% [markdown]
+# (task-3)=
 # ## 02.3 Who shares what
 #
-# **Why.** Who wonders about a hit rate has to see in two prompts what they share.
+# **Why it matters.** Whoever wonders about a hit rate has to see in two prompts what they share.
 #
 # Block size 4. Ada's prompt is the tokens 1 to 12, without adapter and without salt. How many blocks has each of
 # these requests in common with her?
@@ -127,9 +131,10 @@ shared_with_legal = [3, 0]
 check("02.3", shared_with_ada, shared_with_legal)
 
 # %% [markdown]
+# (task-4)=
 # ## 02.4 Yesterday's adapter answers
 #
-# **Why.** A key that is too small fails without a trace: every counter looks well.
+# **Why it matters.** A key that is too small fails without a trace: every counter looks well.
 #
 # A bug report, after real ones. *On Monday we served the adapter `legal` from `adapters/legal-v1`. On Tuesday we
 # trained it anew and pointed the same name at `adapters/legal-v2`, without a restart. Prompts that begin like
@@ -165,9 +170,10 @@ print("Tuesday:", extra_keys(True, Adapter("legal", "adapters/legal-v2", adapter
 check("02.4", extra_keys)
 
 # %% [markdown]
+# (task-5)=
 # ## 02.5 Collisions, and two processes
 #
-# **Why.** A hash that lies raises no error, so one has to know beforehand what would happen.
+# **Why it matters.** A hash that lies raises no error, so one has to know beforehand what would happen.
 #
 # - An engine gets a hash function with one value for everything. Block size 4. A request with the tokens 1 to 8 comes
 #   and goes. Then 50 51 52 53 54 is looked up. How many tokens are a hit in an engine that believes the hash
@@ -195,14 +201,16 @@ sixteen_bits = 321
 check("02.5", trusting, comparing, processes, sixteen_bits)
 
 # %% [markdown]
+# (task-6)=
 # ## 02.6 What a name costs
 #
-# **Why.** Every prompt is hashed to its end before anything is looked up, hit or no hit. The block size decides how
-# much work that is.
+# **Why it matters.** Every prompt is hashed to its end before anything is looked up, hit or no hit. The block size
+# decides how much work that is.
 #
 # 1. `bytes_hashed`: how many bytes go through SHA-256 for all full blocks of a prompt? A hash function that counts,
 #    and `BlockHasher` or your `block_hashes` to call it, do most of the work.
-# 2. Run the cell after it. At which of the block sizes 1, 4, 16 and 64 are the most bytes hashed (`dearest`)?
+# 2. Run the cell after it. At which of the block sizes 1, 4, 16 and 64 are the most bytes hashed (`dearest`, the most
+#    expensive)?
 # 3. Run the cell after that one, a few times. What takes longer for a prompt, making its hashes or looking its blocks
 #    up (`dearer`: "hashing" or "lookup")?
 #
@@ -267,10 +275,12 @@ dearer = "hashing"
 check("02.6", bytes_hashed, dearest, dearer)
 
 # %% [markdown]
+# (task-7)=
 # ## 02.7 Where it is in vLLM
 #
-# **Why.** Half of the public answers about vLLM are right for one generation. Who reads its source has to know which
-# one a function belongs to. Functions of V0 (0.7.3) and V1 (0.33.0), from the code map, in the order of the alphabet:
+# **Why it matters.** Half of the public answers about vLLM are right for one generation. Whoever reads its source has
+# to know which one a function belongs to. Functions of V0 (0.7.3) and V1 (0.33.0), from the code map, in the order of
+# the alphabet:
 
 # %%
 sides = [side for name in ("block_hash", "extra_keys") for side in (topic(name).v0, topic(name).v1)]
@@ -357,5 +367,5 @@ columns = ("hash", "cached tokens", "first answer", "cached tokens ", "second an
 viz.Table(columns, [("the engine's", *reference[0]), ("yours", *mine[0])])
 
 # %% [markdown]
-# `LLM(parts={"hash_block": hash_block})` is all it takes. `refengine demo --parts mine` runs the demonstration on
-# every part of yours that has passed. [Chapter 03](../chapters/03_used_free_cached.ipynb) is next.
+# `LLM(parts={"hash_block": hash_block})` puts it there. `refengine demo --parts mine` runs the demo on all parts of
+# yours that have passed. [Chapter 03](../chapters/03_used_free_cached.ipynb) is next.
