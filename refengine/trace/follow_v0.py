@@ -244,9 +244,9 @@ def _tell_attention(facts: list[Facts]) -> str:
 def _updated(variables: Variables, result: Any) -> Facts | None:
     if not variables["scheduled"].scheduled:
         return None
-    (output,), (share,) = result, variables["scheduled"].scheduled
+    (share,) = variables["scheduled"].scheduled
     return {
-        "token_ids": output.token_ids,
+        "token_ids": variables["sampled"].sampled.get(share.group.request_id, []),
         "chunk": share.token_chunk_size,
         "num_tokens": len(share.group.first_seq),
     }

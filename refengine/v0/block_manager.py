@@ -64,7 +64,9 @@ class BlockManager:
         (seq, *_) = group.get_seqs(SequenceStatus.WAITING)
         needed = -(-(len(seq) + num_lookahead_slots) // self.block_size)
         if self.window_blocks is not None and self.faithful:
-            needed = min(needed, self.window_blocks)  # vLLM 0.7.3; but a prompt takes blocks for all its tokens first
+            needed = min(
+                needed, self.window_blocks
+            )  # vLLM 0.7.3; but a prompt takes blocks for all its tokens first
         if self.allocator.gpu.num_blocks - needed < self.watermark_blocks:
             return AllocStatus.NEVER
         free = self.allocator.gpu.num_free_blocks

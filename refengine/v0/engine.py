@@ -73,6 +73,7 @@ class LLMEngine:
             observer=observer,
         )
         self.groups: dict[str, SequenceGroup] = {}
+        self._undelivered: list[StepOutput] = []  # of a step after which something was interrupted
         self._seq_ids = itertools.count()
         self._clock = itertools.count(1)  # V0 orders uses of blocks by time; steps do as well
         if observer is not None:
@@ -126,47 +127,52 @@ class LLMEngine:
         """
         if self.observer is not None:
             self.observer.begin_step()
-        metadata, scheduled = self.scheduler.schedule(float(next(self._clock)))
+        try:
+            metadata, scheduled = self.scheduler.schedule(float(next(self._clock)))
+            self._run(metadata, scheduled)
+        finally:  # who was found to be impossible must be told so, whatever happens to the step
+            ignored = [group for group in self.groups.values() if group.is_finished]
+            self._undelivered += [self._ignored(group) for group in ignored]
+        if self.config.check_integrity:
+            self.block_manager.check_integrity()
+        if self.observer is not None:
+            self.observer.end_step()
+        outputs, self._undelivered = self._undelivered, []
+        return outputs
+
+    def _run(self, metadata: list[SequenceGroupMetadata], scheduled: SchedulerOutputs) -> None:
         try:
             sampled = self.worker.execute(metadata, scheduled)
-            outputs = self._update(metadata, scheduled, sampled)
+            self._update(metadata, scheduled, sampled)
         except (
             BaseException
         ):  # Ctrl-C included: blocks count as computed for a step that did not run to its end
             self.scheduler.take_back(scheduled)
             raise
-        if self.config.check_integrity:
-            self.block_manager.check_integrity()
-        if self.observer is not None:
-            self.observer.end_step()
-        return outputs
 
     def _update(
         self, metadata: list[SequenceGroupMetadata], scheduled: SchedulerOutputs, sampled: SampledTokens
-    ) -> list[StepOutput]:
-        """Counts computed tokens, appends sampled ones, ends what is done. Mutates: sequences, queues, blocks."""
-        outputs = [self._ignored(group) for group in scheduled.ignored]
-        for each, share in zip(metadata, scheduled.scheduled, strict=True):
-            seq = share.group.first_seq
-            # The whole chunk counts, cached tokens included, although the worker computed fewer.
-            seq.update_num_computed_tokens(share.token_chunk_size)
-            tokens = sampled.sampled.get(each.request_id, [])
-            for token_id in tokens:
-                seq.token_ids.append(token_id)
-                self._stop(share.group, seq)
-            outputs.append(
-                StepOutput(
-                    each.request_id,
-                    list(tokens),
-                    seq.status.value if seq.is_finished else None,
-                    seq.stop_reason,
-                    share.group.num_cached_tokens,
-                    sampled.logprobs.get(each.request_id, []),
-                    sampled.prompt_logprobs.get(each.request_id),
-                )
-            )
-        self.scheduler.free_finished()
-        return outputs
+    ) -> None:
+        """Counts computed tokens, appends sampled ones, ends what is done.
+
+        Mutates: sequences, queues, blocks, and `_undelivered`, even if something breaks off half-way.
+        """
+        groups = [share.group for share in scheduled.scheduled]
+        known = [len(group.first_seq) for group in groups]
+        try:
+            for each, share in zip(metadata, scheduled.scheduled, strict=True):
+                seq = share.group.first_seq
+                # The whole chunk counts, cached tokens included, although the worker computed fewer.
+                seq.update_num_computed_tokens(share.token_chunk_size)
+                for token_id in sampled.sampled.get(each.request_id, []):
+                    seq.token_ids.append(token_id)
+                    self._stop(share.group, seq)
+            self.scheduler.free_finished()
+        finally:
+            self._undelivered += [
+                _step_output(group, num_known, sampled)
+                for group, num_known in zip(groups, known, strict=True)
+            ]
 
     def _stop(self, group: SequenceGroup, seq: Sequence) -> None:
         """Ends a sequence whose last token says so. Mutates: its status, its blocks."""
@@ -177,12 +183,12 @@ class LLMEngine:
             seq.status, seq.stop_reason = SequenceStatus.FINISHED_STOPPED, token_id
         elif len(seq) >= self.max_model_len or len(seq.output_token_ids) >= params.max_tokens:
             seq.status = SequenceStatus.FINISHED_LENGTH
-        if self.observer is not None:
-            reason = seq.status.value if seq.is_finished else None
-            self.observer.mark("append", group.request_id, token_id=token_id, finish_reason=reason)
         if seq.is_finished:
             self.block_manager.free(seq)
             del self.groups[group.request_id]
+        if self.observer is not None:
+            reason = seq.status.value if seq.is_finished else None
+            self.observer.mark("append", group.request_id, token_id=token_id, finish_reason=reason)
 
     def _ignored(self, group: SequenceGroup) -> StepOutput:
         del self.groups[group.request_id]
@@ -216,6 +222,21 @@ class LLMEngine:
         return self.block_manager.reset_prefix_cache()
 
 
+def _step_output(group: SequenceGroup, num_known: int, sampled: SampledTokens) -> StepOutput:
+    """What a step added to a group that had `num_known` tokens before it."""
+    seq = group.first_seq
+    token_ids = seq.token_ids[num_known:]
+    return StepOutput(
+        group.request_id,
+        token_ids,
+        seq.status.value if seq.is_finished else None,
+        seq.stop_reason,
+        group.num_cached_tokens,
+        sampled.logprobs.get(group.request_id, [])[: len(token_ids)],
+        sampled.prompt_logprobs.get(group.request_id),
+    )
+
+
 def _refuse_what_v0_has_not(config: EngineConfig, parts: Parts) -> None:
     foreign = sorted(set(parts.replaced()) - V0_SLOTS)
     if foreign:
@@ -226,9 +247,10 @@ def _refuse_what_v0_has_not(config: EngineConfig, parts: Parts) -> None:
         )
     if config.enable_kv_events:
         raise ConfigError("V0 has no KV events; use engine='v1'")
-    cuts_chunks = config.enable_chunked_prefill and config.enable_prefix_caching
-    if cuts_chunks and config.max_num_batched_tokens < config.block_size:
+    share = config.max_num_batched_tokens // config.max_num_partial_prefills
+    if config.enable_chunked_prefill and config.enable_prefix_caching and share < config.block_size:
         raise ConfigError(
-            f"V0 cuts chunks at block ends when it caches prefixes: max_num_batched_tokens "
-            f"{config.max_num_batched_tokens} is below block_size {config.block_size}"
+            f"V0 cuts chunks at block ends when it caches prefixes, and max_num_batched_tokens "
+            f"{config.max_num_batched_tokens} over max_num_partial_prefills {config.max_num_partial_prefills} is "
+            f"below block_size {config.block_size}: no prompt would ever get a chunk"
         )

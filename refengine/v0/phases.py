@@ -79,7 +79,8 @@ class SchedulerPhases:
     def _admit(self, group: SequenceGroup, num_cached_tokens: int) -> None:
         """Takes blocks for the whole prompt, cached ones among them, and starts it."""
         group.num_cached_tokens = num_cached_tokens
-        found = self.block_manager.get_num_cached_tokens(group.first_seq) // self.config.block_size
+        seen = self.block_manager.get_num_cached_tokens(group.first_seq) if group.reads_cache else 0
+        found = seen // self.config.block_size
         self._mark("admit", group, admitted=True, reason="new")
         self.block_manager.allocate(group)
         for seq in group.get_seqs(SequenceStatus.WAITING):
@@ -89,6 +90,7 @@ class SchedulerPhases:
 
     def _ignore(self, group: SequenceGroup, out: SchedulerOutputs) -> None:
         for seq in group.seqs:
+            self.block_manager.free(seq)
             seq.status = SequenceStatus.FINISHED_IGNORED
         out.ignored.append(group)
         self._mark("admit", group, admitted=False, reason="can never be served")
@@ -181,9 +183,15 @@ class SchedulerPhases:
 
         Raises: RuntimeError (faithful mode) when there is no room on the CPU; repaired, it recomputes instead.
         """
-        wants_swap = may_swap and (
-            self.config.preemption_mode == "swap"
-            or (self.config.preemption_mode is None and group.max_num_running_seqs > 1)
+        # Half a prompt is not worth moving; and on the CPU its unfilled blocks would pass for filled ones.
+        is_half_done = self.config.mode == "fixed" and group.is_prefill
+        wants_swap = (
+            may_swap
+            and not is_half_done
+            and (
+                self.config.preemption_mode == "swap"
+                or (self.config.preemption_mode is None and group.max_num_running_seqs > 1)
+            )
         )
         can_swap = wants_swap and self.block_manager.can_swap_out(group)
         if wants_swap and not can_swap and self.config.mode == "faithful":
@@ -227,7 +235,8 @@ class SchedulerPhases:
             if not seq.is_prefill:
                 uncached += 1
                 continue
-            found = self.block_manager.get_num_cached_tokens(seq) if self.config.enable_prefix_caching else 0
+            reads = self.config.enable_prefix_caching and group.reads_cache
+            found = self.block_manager.get_num_cached_tokens(seq) if reads else 0
             new_cached = max(found - seq.num_computed_tokens, 0)
             cached += new_cached
             uncached += seq.num_uncomputed_tokens - new_cached

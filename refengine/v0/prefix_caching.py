@@ -199,7 +199,10 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         if block.content_hash not in self.cached:
             self.cached[block.content_hash] = block.block_id
             self._touched.add(block.block_id)
-        elif self.cached[block.content_hash] != block.block_id:
+        elif self.cached[block.content_hash] != block.block_id and (
+            self.faithful or self.is_computed(self.cached[block.content_hash])
+        ):
+            # vLLM 0.7.3 moves over even to a block that somebody's unfinished prompt has yet to fill.
             self._release_unhashed(block.block_id)
             self._join(block)
 

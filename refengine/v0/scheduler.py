@@ -12,6 +12,8 @@ vLLM: V0 core/scheduler.py Scheduler; V1 v1/core/sched/scheduler.py Scheduler.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 
 from refengine.v0.block_manager import AllocStatus
 from refengine.v0.budget import PartialPrefills, SchedulingBudget
@@ -33,6 +35,17 @@ class Scheduler(SchedulerPhases):
 
     def schedule(self, now: float) -> tuple[list[SequenceGroupMetadata], SchedulerOutputs]:
         """Decides the next step. Mutates: queues, blocks, and what the block manager remembers."""
+        groups = [*self.running, *self.swapped, *self.waiting]
+        try:
+            return self._schedule(now)
+        except (
+            BaseException
+        ):  # Ctrl-C included: groups are between queues, blocks wait for a step that never comes
+            with suppress(Exception):  # faithful mode may be past mending; the first error counts
+                self._start_over(groups)
+            raise
+
+    def _schedule(self, now: float) -> tuple[list[SequenceGroupMetadata], SchedulerOutputs]:
         out = (
             self._schedule_chunked_prefill()
             if self.config.enable_chunked_prefill
@@ -152,7 +165,7 @@ class Scheduler(SchedulerPhases):
             num_prompt_tokens=first.num_prompt_tokens,
             num_computed_tokens=first.num_computed_tokens,
             block_tables={seq.seq_id: manager.block_ids(seq) for seq in seqs},
-            computed_block_nums=manager.get_common_computed_block_ids(seqs),
+            computed_block_nums=manager.get_common_computed_block_ids(seqs) if group.reads_cache else [],
             params=group.params,
             adapter=first.adapter,
         )
@@ -168,14 +181,27 @@ class Scheduler(SchedulerPhases):
             for queue in (self.running, self.waiting, self.swapped):
                 if group in queue:
                     queue.remove(group)
-            if group.is_finished:
-                continue
-            for seq in group.seqs:
-                self.block_manager.forget_uncomputed(seq)
-                self.block_manager.free(seq)
-                seq.reset_for_recompute()
-            self.waiting.appendleft(group)
-            self._mark("admit", group, admitted=False, reason="preempted: its step failed")
+            if not group.is_finished:
+                self._restart(group, "its step failed")
+
+    def _start_over(self, groups: SequenceOf[SequenceGroup]) -> None:
+        """After a plan that broke off: every group gives back what it holds and waits, in this order.
+
+        Mutates: queues, blocks, sequences.
+        """
+        for queue in (self.running, self.swapped, self.waiting):
+            queue.clear()
+        for group in reversed(groups):
+            if not group.is_finished:
+                self._restart(group, "a plan broke off")
+
+    def _restart(self, group: SequenceGroup, reason: str) -> None:
+        for seq in group.seqs:
+            self.block_manager.forget_uncomputed(seq)
+            self.block_manager.free(seq)
+            seq.reset_for_recompute()
+        self.waiting.appendleft(group)
+        self._mark("admit", group, admitted=False, reason=f"preempted: {reason}")
 
     # -- the end --------------------------------------------------------------------------------------------
 

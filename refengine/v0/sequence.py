@@ -119,6 +119,11 @@ class SequenceGroup:
         return [seq for seq in self.seqs if status is None or seq.status is status]
 
     @property
+    def reads_cache(self) -> bool:
+        """Whether its computed tokens may be skipped. A prompt whose tokens are scored has to compute all of them."""
+        return self.params.prompt_logprobs is None
+
+    @property
     def first_seq(self) -> Sequence:
         return self.seqs[0]
 

@@ -1,6 +1,6 @@
 """Scenarios for V0: the same callers, and the options that only V0 has.
 
-V0 knows no salts and announces nothing; adapters have tests of their own, since they need weights.
+V0 knows no salts and announces nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def scenarios_v0(draw: st.DrawFn, max_operations: int = 18) -> Scenario:
     """Any scenario whose requests can all be served by V0."""
     scenario = draw(scenarios(max_operations))
     operations: tuple[Operation, ...] = tuple(
-        replace(op, cache_salt=None, adapter=None, report_full=False) if isinstance(op, Add) else op
+        replace(op, cache_salt=None, report_full=False) if isinstance(op, Add) else op
         for op in scenario.operations
     )
     longest: list[int] = []  # by request, the tokens that it can have in the end

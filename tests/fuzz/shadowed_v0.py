@@ -76,9 +76,7 @@ class SharingShadow(ShadowKV):
                 slots=[slot],
             )
             forgiven = {"race", "overwrite"} if self._all_agree(one, step) else set[str]()
-            yield from (
-                found for found in super()._write(one, step, writers) if found.kind not in forgiven
-            )
+            yield from (found for found in super()._write(one, step, writers) if found.kind not in forgiven)
 
     def _all_agree(self, one: SequenceInput, step: StepInput) -> bool:
         """Whether everybody who holds the block that this token goes into has the same token there."""

@@ -1,4 +1,4 @@
-"""vLLM 0.7.3 skips what was never computed, in three ways, and here is what comes of it: wrong keys, wrong tokens.
+"""vLLM 0.7.3 skips what was never computed, in several ways, and here is what comes of it: wrong keys, wrong tokens.
 
 Each story runs on a real engine. In mode "faithful" the oracle has to name the read, and the request that trusted
 the cache says something else than a recompute; in mode "fixed" there is nothing to report, and all say the same.
@@ -113,14 +113,45 @@ def early(mode: str) -> Story:
     return story
 
 
-STORIES: dict[Callable[[str], Story], str] = {stale: "waits", missing_head: "late", early: "second"}
+def abandoned(mode: str) -> Story:
+    """An aborted prompt leaves blocks that are full of tokens and empty of keys: its user did not run to the end."""
+    story = Story(mode, {"num_blocks": 40, "enable_chunked_prefill": True, "max_num_batched_tokens": 8})
+    prompt = PREFIX + (2, 2, 0, 1) * 3
+    story.add("leaves", prompt, 3)
+    story.step()
+    story.engine.abort("leaves")
+    story.add("second", (*prompt, 1), 4)
+    story.finish()
+    return story
+
+
+def returns(mode: str) -> Story:
+    """Swapped out in the middle of its prompt: what it has not computed comes back over what "other" has."""
+    options = {"enable_chunked_prefill": True, "max_num_batched_tokens": 8}
+    story = Story(mode, {"num_blocks": 7, "num_cpu_blocks": 8, "preemption_mode": "swap", **options})
+    story.add("grows", (2, 0, 3, 1, 1, 1), 4)
+    story.step()
+    story.add("returns", PREFIX + (2, 2, 0, 1) * 3, 3)
+    story.step()
+    story.add("other", (*PREFIX, 2, 2, 0, 1, 3), 8)
+    story.finish()
+    return story
+
+
+STORIES: dict[Callable[[str], Story], str] = {  # and who trusts the cache
+    stale: "waits",
+    missing_head: "late",
+    early: "second",
+    abandoned: "second",
+    returns: "other",
+}
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_faithful_reads_what_is_not_there(story: Callable[[str], Story]) -> None:
     victim, told = STORIES[story], story("faithful")
     assert told.kinds[victim] & READS
-    assert told.wrong() == {victim}
+    assert victim in told.wrong()
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
@@ -164,7 +195,9 @@ def test_fixed_survives_a_full_cpu() -> None:
 
 
 def test_fixed_lets_a_priority_interrupt_a_swapping_engine() -> None:
-    story = Story("fixed", {"num_blocks": 5, "num_cpu_blocks": 8, "preemption_mode": "swap", "policy": "priority"})
+    story = Story(
+        "fixed", {"num_blocks": 5, "num_cpu_blocks": 8, "preemption_mode": "swap", "policy": "priority"}
+    )
     story.add("low", PREFIX + HEAD, 6)
     story.step(2)
     story.requests["high"], story.said["high"] = Add(TAIL * 3, max_tokens=4), []

@@ -24,7 +24,14 @@ NUM_WORKLOADS = 200
 
 # Workloads in which V0, with its cache, did each of these.
 AT_LEAST = {"hit": 100, "evicted": 60, "preempted": 40, "resumed": 25, "swapped out": 10, "swapped in": 10}
-COMMON = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "policy")
+COMMON = (
+    "block_size",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "policy",
+)
 
 
 def workloads() -> st.SearchStrategy[Scenario]:

@@ -13,5 +13,8 @@ from tests.mutants.pool import POOL
 from tests.mutants.queues import QUEUES
 from tests.mutants.runner import RUNNER
 from tests.mutants.scheduler import SCHEDULER
+from tests.mutants.v0 import V0_CACHE, V0_MANAGER
+from tests.mutants.v0_steps import V0_SCHEDULER, V0_WORKER
 
-MUTANTS = (*QUEUES, *POOL, *HASHING, *MANAGER, *SCHEDULER, *RUNNER)
+V0 = (*V0_CACHE, *V0_MANAGER, *V0_SCHEDULER, *V0_WORKER)
+MUTANTS = (*QUEUES, *POOL, *HASHING, *MANAGER, *SCHEDULER, *RUNNER, *V0)

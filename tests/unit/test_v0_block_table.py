@@ -49,7 +49,16 @@ def test_lookahead_slots_are_there_but_empty() -> None:
 
 @pytest.mark.parametrize(
     ("num_held", "num_new", "touched", "needed"),
-    [(8, 1, 1, 1), (9, 1, 1, 0), (11, 1, 1, 0), (11, 2, 2, 1), (12, 1, 1, 1), (8, 5, 2, 2), (8, 0, 0, 0), (9, 0, 1, 0)],
+    [
+        (8, 1, 1, 1),
+        (9, 1, 1, 0),
+        (11, 1, 1, 0),
+        (11, 2, 2, 1),
+        (12, 1, 1, 1),
+        (8, 5, 2, 2),
+        (8, 0, 0, 0),
+        (9, 0, 1, 0),
+    ],
 )
 def test_s02_touched_is_not_needed(num_held: int, num_new: int, touched: int, needed: int) -> None:
     """S02: a block is needed iff the token before filled one. V0 asks for every block that is written into."""

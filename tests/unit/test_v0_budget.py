@@ -64,7 +64,9 @@ def config(partial: int, long: int = 1, threshold: int = 0) -> EngineConfig:
     )
 
 
-@pytest.mark.parametrize(("partial", "num_waiting", "share"), [(1, 3, 24), (2, 3, 12), (3, 2, 12), (3, 0, 24)])
+@pytest.mark.parametrize(
+    ("partial", "num_waiting", "share"), [(1, 3, 24), (2, 3, 12), (3, 2, 12), (3, 0, 24)]
+)
 def test_prompts_share_the_tokens_of_a_step(partial: int, num_waiting: int, share: int) -> None:
     waiting = [group(f"w{i}", 50) for i in range(num_waiting)]
     plan = PartialPrefills.count([], waiting, config(partial, long=partial))
@@ -78,7 +80,9 @@ def test_running_prompts_come_first_and_decodes_take_no_turn() -> None:
 
 
 def test_long_prompts_have_fewer_turns() -> None:
-    plan = PartialPrefills.count([], [group("long", 50), group("longer", 60), group("short", 5)], config(3, 1, 10))
+    plan = PartialPrefills.count(
+        [], [group("long", 50), group("longer", 60), group("short", 5)], config(3, 1, 10)
+    )
     assert plan.schedulable == 2, "the second long one has no turn"
     assert plan.can_schedule(group("long", 50))
     plan.add(group("long", 50))

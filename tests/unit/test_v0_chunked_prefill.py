@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.helpers import Marks, numbers
-from tests.unit.v0_helpers import Steps
+from tests.unit.v0_helpers import Manager, Steps
 
 
 def make(gpu: int = 40, budget: int = 8, **options: object) -> Steps:
@@ -147,19 +147,16 @@ def test_what_nobody_will_compute_is_forgotten(end: str) -> None:
     assert steps.skipped("B") == steps.table("B")[:2]
 
 
-def test_a_decode_does_not_move_to_a_block_that_is_not_computed() -> None:
+@pytest.mark.parametrize("mode", ["fixed", "faithful"])
+def test_a_full_block_moves_only_to_one_that_is_computed(mode: str) -> None:
     """Misconception: "a known block holds its content". That of a prompt whose turn has not come holds nothing."""
-    steps = make(gpu=20, budget=5)
-    steps.add("short", numbers(1, 7))
-    steps.step({})
-    steps.step({"short": 8})
-    steps.add("long", numbers(1, 16))
-    steps.step({"short": 9})
-    own = steps.table("short")
-    assert steps.groups["short"].first_seq.num_computed_tokens == 8
-    for token in (10, 11, 12, 13):
-        steps.step({"short": token})
-    assert steps.table("short")[: len(own)] == own
+    manager = Manager(10, mode=mode)
+    manager.begin("long", numbers(1, 16))
+    manager.run("long", 4)
+    manager.start("short", numbers(1, 7))
+    assert manager.table("short") == [0, 4]
+    manager.append("short", 8)
+    assert manager.table("short") == [0, 4 if mode == "fixed" else 1]
 
 
 def test_a_prompt_with_nothing_to_append_needs_no_block() -> None:

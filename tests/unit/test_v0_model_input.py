@@ -67,11 +67,20 @@ def test_slots_go_on_behind_the_hit() -> None:
     assert made.slot_mapping == [28, 29, 30]
 
 
-def test_s01_a_full_hit_computes_the_last_token_again() -> None:
+def test_s01_a_full_hit_has_one_token_to_run() -> None:
     """S01. Misconceptions: "a full hit has nothing to run" and "a full hit gives a block back". One token is run."""
+    builder = ModelInputBuilder(4)
+    seq = SequenceInput(0, True, numbers(1, 8), 0, 8, [5, 2], [5, 2])
+    builder.compute_lens(seq)
+    builder.compute_for_prefix_cache_hit(seq)
+    assert (seq.query_len, seq.context_len, seq.seq_len) == (1, 7, 8)
+    assert (seq.input_tokens, seq.input_positions) == ([8], [7])
+
+
+def test_s01_the_last_token_of_a_full_hit_is_stored_once_more() -> None:
+    """Behaviour 5: into its place in the shared block, where the same is already."""
     made, _ = build(group("A", numbers(1, 8), [5, 2], skip=[5, 2]))
-    assert (made.query_lens, made.context_lens, made.seq_lens) == ([1], [7], [8])
-    assert (made.input_tokens, made.input_positions, made.slot_mapping) == ([8], [7], [11])
+    assert (made.query_lens, made.context_lens, made.slot_mapping) == ([1], [7], [11])
 
 
 def test_a_later_chunk_that_is_past_the_hit_skips_nothing() -> None:
@@ -132,7 +141,9 @@ def test_prompts_and_decodes_in_one_step() -> None:
 def test_a_sequence_that_cannot_be_built_is_named() -> None:
     builder = ModelInputBuilder(4)
     builder.add_seq_group(group("A", numbers(1, 6), [5, 2]))
-    with pytest.raises(RequestError, match="request 'B': its model input cannot be built: ValueError: 1 blocks") as error:
+    with pytest.raises(
+        RequestError, match=r"request 'B': its model input cannot be built: .* 1 blocks"
+    ) as error:
         builder.add_seq_group(group("B", numbers(1, 6), [5]))
     assert error.value.request_id == "B"
     assert [seq.seq_id for seq in builder.seqs] == [ord("A")]
@@ -156,13 +167,20 @@ def test_a_part_that_skips_too_much_is_named() -> None:
     ("context_len", "seq_len", "start", "slots"),
     [(0, 3, 0, [20, 21, 22]), (3, 6, 0, [23, 8, 9]), (5, 6, 0, [9]), (0, 3, 2, [-1, -1, 22]), (4, 4, 0, [])],
 )
-def test_a_slot_is_a_block_and_an_offset(context_len: int, seq_len: int, start: int, slots: list[int]) -> None:
+def test_a_slot_is_a_block_and_an_offset(
+    context_len: int, seq_len: int, start: int, slots: list[int]
+) -> None:
     assert compute_slot_mapping([5, 2], 4, context_len, seq_len, start) == slots
 
 
 def test_only_the_end_of_a_prompt_is_worth_keeping_under_a_window() -> None:
     assert slot_mapping_start(True, 10, 8) == 2
-    assert slot_mapping_start(True, 6, 8) == slot_mapping_start(False, 1, 8) == slot_mapping_start(True, 9, None) == 0
+    assert (
+        slot_mapping_start(True, 6, 8)
+        == slot_mapping_start(False, 1, 8)
+        == slot_mapping_start(True, 9, None)
+        == 0
+    )
 
 
 def test_a_decode_reads_the_blocks_of_its_window() -> None:

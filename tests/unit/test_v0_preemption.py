@@ -24,8 +24,8 @@ def crowded(gpu: int = 4, cpu: int = 0, **options: object) -> Steps:
 def test_the_last_one_is_preempted_and_waits_at_the_head() -> None:
     """Misconception: "the oldest has had its turn". It would lose the most work."""
     steps = crowded()
-    assert steps.step() == {"first": 1}
     steps.add("newcomer", [99])
+    assert steps.step() == {"first": 1}
     assert steps.preempted == [("last", "RECOMPUTE")]
     assert steps.queue("waiting") == ["last", "newcomer"]
     assert steps.out.num_preempted == 1

@@ -84,6 +84,7 @@ def test_what_can_never_be_served_is_ignored() -> None:
     assert [group.request_id for group in steps.out.ignored] == ["too long"]
     assert too_long.status is SequenceStatus.FINISHED_IGNORED and too_long.is_finished
     assert steps.queue("waiting") == []
+    assert list(steps.manager.computed._hashes) == [1], "nothing is remembered of who never ran"
 
 
 def test_what_needs_more_blocks_than_there_are_is_ignored() -> None:

@@ -1,4 +1,4 @@
-"""What the block manager remembers: the cached count of a sequence, and when it ran. The first is V0's best-known trap."""
+"""What the block manager remembers: the cached count of a sequence, and when it ran. The first is a known trap."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def test_hashes_are_those_of_the_blocks() -> None:
     seq = manager.seqs["A"]
     tables = [block.content_hash for block in manager.manager.tables[seq.seq_id].blocks[:2]]
     first = content_hash(None, numbers(1, 4), adapter)
-    assert manager.manager.computed.hashes(seq) == tables == [first, content_hash(first, numbers(5, 8), adapter)]
+    assert (
+        manager.manager.computed.hashes(seq) == tables == [first, content_hash(first, numbers(5, 8), adapter)]
+    )
     manager.append("A", 12)
     assert len(manager.manager.computed.hashes(seq)) == 3
 

@@ -53,14 +53,18 @@ def stamp(cache: KVCache, block_id: int, value: float) -> None:
 
 def stamps(cache: KVCache, *block_ids: int) -> list[float]:
     """What is in the first slot of each block; all layers agree."""
-    firsts = {tuple(float(tensor[b].flatten()[0]) for b in block_ids) for layer in cache.layers for tensor in layer}
+    firsts = {
+        tuple(float(tensor[b].flatten()[0]) for b in block_ids) for layer in cache.layers for tensor in layer
+    }
     (values,) = firsts
     return list(values)
 
 
 def test_a_prompt_alone_reads_no_page() -> None:
     worker, spy = make()
-    assert run(worker, group("A", numbers(1, 6), [5, 2], skip=[])) == {"A": greedy(worker.model, numbers(1, 6), 1)}
+    assert run(worker, group("A", numbers(1, 6), [5, 2], skip=[])) == {
+        "A": greedy(worker.model, numbers(1, 6), 1)
+    }
     assert set(spy.calls) == {"reshape_and_cache"}
     assert spy.slots == [20, 21, 22, 23, 8, 9]
 
@@ -80,7 +84,9 @@ def test_one_hit_sends_everybody_through_the_pages() -> None:
     run(worker, group("A", numbers(1, 7), [5, 2], skip=[]))
     spy.calls.clear()
     sampled = run(worker, group("B", numbers(1, 7), [5, 3], skip=[5]), group("C", [9, 8], [6], skip=[]))
-    assert sampled == {name: greedy(worker.model, p, 1) for name, p in {"B": numbers(1, 7), "C": [9, 8]}.items()}
+    assert sampled == {
+        name: greedy(worker.model, p, 1) for name, p in {"B": numbers(1, 7), "C": [9, 8]}.items()
+    }
     assert spy.calls.count("paged_attention") == 2, "once per layer, for both"
 
 

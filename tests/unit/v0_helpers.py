@@ -30,7 +30,10 @@ class Manager:
         self, gpu: int, cpu: int = 0, block_size: int = 4, *, mode: str = "fixed", **options: Any
     ) -> None:
         self.manager = BlockManager(
-            block_size, gpu, cpu, **{"watermark": 0.0, "enable_caching": True, "faithful": mode == "faithful"} | options
+            block_size,
+            gpu,
+            cpu,
+            **{"watermark": 0.0, "enable_caching": True, "faithful": mode == "faithful"} | options,
         )
         self.seqs: dict[str, V0Sequence] = {}
         self.groups: dict[str, SequenceGroup] = {}
