@@ -8,14 +8,14 @@ as `python -m tests.conformance`. Use it to check the harness, and to check new 
 blamed for them. It needs an environment of its own, without this package's dependencies (CPU only; a
 warning about vLLM's missing compiled module is expected):
 
-    python3 -m venv /tmp/vllmenv
-    /tmp/vllmenv/bin/pip install torch==2.13.0
-    /tmp/vllmenv/bin/pip install --no-deps vllm==0.33.0
-    /tmp/vllmenv/bin/pip install --no-deps -r REQUIREMENTS   # golden/requirements-vllm033.txt
+    python3 -m venv vllmenv
+    vllmenv/bin/pip install torch==2.13.0
+    vllmenv/bin/pip install --no-deps vllm==0.33.0
+    vllmenv/bin/pip install --no-deps -r tests/conformance/traces/requirements-vllm033.txt
 
 and then, from the root of the repository:
 
-    /tmp/vllmenv/bin/python -m tests.conformance.against_vllm tests/conformance/traces
+    vllmenv/bin/python -m tests.conformance.against_vllm tests/conformance/traces
 
 The second compares every line range that the code map names with the sources of the installed vLLM, or with those
 below DIR (an unpacked wheel). Nothing of vLLM is imported for it, so it works for both releases and in any
