@@ -266,9 +266,8 @@ class SchedulerPhases:
     def _mark_lookup(self, group: SequenceGroup, cached: int) -> None:
         if self.observer is not None:
             seq = group.first_seq
-            found = self.block_manager.get_cached_block_ids(
-                seq, self.block_manager.get_num_cached_tokens(seq)
-            )
+            seen = self.block_manager.get_num_cached_tokens(seq) if group.reads_cache else 0
+            found = self.block_manager.get_cached_block_ids(seq, seen)
             self._mark("lookup", group, num_tokens=len(seq), hit_tokens=cached, block_ids=[found])
 
     def _mark(self, kind: MarkKind, group: SequenceGroup, **facts: Any) -> None:
