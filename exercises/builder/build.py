@@ -60,7 +60,7 @@ def sources(course: Course, names: Iterable[str] = ()) -> list[Source]:
     for name in names:
         if not any(_matches(name, source) for source in found):
             there = ", ".join(source.name for source in found) or "none"
-            raise CourseError(f"no source is called {name!r} (there is: {there})")
+            raise CourseError(f"no source is called {name!r} (what is there: {there})")
     return [source for source in found if not names or any(_matches(name, source) for name in names)]
 
 

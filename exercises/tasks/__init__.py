@@ -36,7 +36,7 @@ def of_exercise(number: str, course: Course | None = None) -> list[Task]:
     course = course or current()
     if number not in numbers(course):
         raise CourseError(
-            f"there is no exercise {number!r} (there is: {', '.join(numbers(course)) or 'none yet'})"
+            f"there is no exercise {number!r} (what is there: {', '.join(numbers(course)) or 'none yet'})"
         )
     return _load(course.tasks / f"ex{number}.py")
 

@@ -119,4 +119,4 @@ def _gpu() -> Finding:
 
 
 def _threads() -> Finding:
-    return Finding("CPU", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    return Finding("CPU", f"{os.cpu_count()} cores, torch threads: {torch.get_num_threads()}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from refengine.v0.allocator import NaiveBlockAllocator
 from refengine.v0.block import Block
 from refengine.v0.device_allocator import CpuGpuBlockAllocator
 
@@ -87,7 +86,7 @@ class BlockTable:
     def fork(self) -> BlockTable:
         """A table over the same memory. Mutates: reference counts."""
         last = self.blocks[-1]
-        copies = self._of(last).fork(last)
+        copies = self.allocator.of(last).fork(last)
         return BlockTable(self.block_size, self.allocator, self.extra, self.window_blocks, copies)
 
     def free(self) -> None:
@@ -106,6 +105,3 @@ class BlockTable:
     @property
     def _last(self) -> Block | None:
         return self.blocks[-1] if self.blocks else None
-
-    def _of(self, block: Block) -> NaiveBlockAllocator:
-        return self.allocator.of(block)
