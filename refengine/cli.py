@@ -90,6 +90,28 @@ def bench_engine(
     run_bench(against, rounds, new_tokens, json, Console())
 
 
+@bench.command("router")
+def bench_router(
+    engines: Annotated[int, typer.Option(min=1, help="engines behind the router")] = 3,
+    prefixes: Annotated[int, typer.Option(min=1, help="texts that requests begin with")] = 12,
+    fit: Annotated[int, typer.Option(min=1, help="prefixes that fit into one engine's pool")] = 5,
+    requests: Annotated[int, typer.Option(min=1, help="requests in all")] = 120,
+    arrivals: Annotated[int, typer.Option(min=1, help="requests that arrive before each step")] = 1,
+    json: Annotated[Path | None, typer.Option(help="write the numbers to this file")] = None,
+) -> None:
+    """Several engines: requests placed by mirrors of their events, against one after the other."""
+    from refengine.commands.bench_router import RouterWorkload, run_router_bench
+
+    workload = RouterWorkload(
+        num_engines=engines,
+        num_prefixes=prefixes,
+        prefixes_per_engine=fit,
+        num_requests=requests,
+        arrivals_per_step=arrivals,
+    )
+    run_router_bench(workload, json, Console())
+
+
 def _add_plugins() -> None:
     """Commands of packages above this one (the course's grader and builder), which register themselves."""
     for entry in entry_points(group="refengine.commands"):

@@ -151,7 +151,7 @@ class BlockPool:
     ) -> None:
         """Emits one stored event for blocks `first` to `last` of the request, if events are on.
 
-        `published` None: all of them. Mutates: events.
+        `published` None: nothing is new, the request reuses all of them. Mutates: events.
         """
         if self._events is None:
             return
@@ -169,6 +169,7 @@ class BlockPool:
                 extra_keys=tuple(_event_keys(request, i == 0) for i in range(first, last)),
                 lora_name=adapter.name if adapter else None,
                 lora_id=adapter.adapter_id if adapter else None,
+                reused=published is None,
             )
         )
 

@@ -18,6 +18,8 @@ class BlockStored:
 
     `block_hashes` skips blocks that are not published; `token_ids`, `[num_blocks * block_size]`, does not.
     `extra_keys` has one entry per block: the plain values (adapter name, salt) or None.
+    With report mode "full" a request also announces the blocks that it reuses. Those were stored before, and such
+    an event is marked `reused`; vLLM's is not, and cannot be told from a second copy.
     """
 
     block_hashes: tuple[BlockHash, ...]
@@ -30,6 +32,7 @@ class BlockStored:
     extra_keys: tuple[tuple[str, ...] | None, ...]
     lora_name: str | None = None
     lora_id: int | None = None
+    reused: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from refengine.config import EngineConfig
 from refengine.errors import ConfigError
 from refengine.sampling import SamplingParams
 from refengine.v1.engine import EngineCore
-from refengine.v1.events import BlockStored
 from tests.unit.helpers import Marks, numbers
 from tests.unit.models import greedy, make_decoder, make_engine, run, serve
 
@@ -128,14 +127,6 @@ def test_the_more_important_request_is_served_first() -> None:
     engine.add_request("high", [3, 4], SamplingParams(max_tokens=2), priority=1)
     served = [step.request_id for _ in range(4) for step in engine.step()]
     assert served == ["high", "high", "low", "low"]
-
-
-def test_events_are_drained() -> None:
-    engine = make_engine(enable_kv_events=True)
-    serve(engine, {"A": numbers(1, 5)})
-    events = engine.take_events()
-    assert [isinstance(event, BlockStored) for event in events] == [True, True]
-    assert engine.take_events() == []
 
 
 def test_reset_waits_for_the_last_request() -> None:
