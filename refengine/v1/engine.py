@@ -22,11 +22,11 @@ from refengine.outputs import SampledTokens, StepOutput
 from refengine.parts import Parts
 from refengine.sampling import SamplingParams
 from refengine.trace.observer import Observer, PoolSnapshot
-from refengine.v1.events import KVCacheEvent
 from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
 from refengine.v1.input_batch import InputBatch
 from refengine.v1.kv_cache_manager import KVCacheManager
 from refengine.v1.model_runner import ModelRunner
+from refengine.v1.publisher import EventPublisher
 from refengine.v1.request import Request, RequestStatus
 from refengine.v1.scheduler_output import SchedulerOutput
 
@@ -72,6 +72,7 @@ class EngineCore:
             sampler=parts.sampler,
             observer=observer,
         )
+        self.publisher = EventPublisher()  # KV events, if they are on: one batch per step that changed the index
         self._num_arrived = 0
         self._num_idle_steps = 0
         self._undelivered: list[StepOutput] = []  # of a step after which something was interrupted
@@ -156,6 +157,7 @@ class EngineCore:
             self._check_integrity()
         if self.observer is not None:
             self.observer.end_step()
+        self._publish_events()
         outputs, self._undelivered = self._undelivered, []
         return outputs
 
@@ -192,11 +194,13 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes. Returns: False, with nothing changed, while a request runs."""
-        return self.kv_cache_manager.reset_prefix_cache()
+        done = self.kv_cache_manager.reset_prefix_cache()
+        self._publish_events()
+        return done
 
-    def take_events(self) -> list[KVCacheEvent]:
-        """Drains the KV events (see `enable_kv_events`). Mutates: the event queue."""
-        return self.kv_cache_manager.take_events()
+    def _publish_events(self) -> None:
+        """Sends what changed in the index. Mutates: the event queue, the subscribers."""
+        self.publisher.publish(self.kv_cache_manager.take_events())
 
     def _check_progress(self, scheduler_output: SchedulerOutput) -> None:
         """Raises IntegrityError, or PartError, when step after step nothing is scheduled although requests wait."""
