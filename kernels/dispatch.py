@@ -21,8 +21,13 @@ from kernels import checks
 Caches = Sequence[tuple[Tensor, Tensor]]
 
 # Name of a backend -> the module that holds it, imported when first asked for.
-BACKENDS = {"reference": "kernels.reference"}
-BY_DEVICE = {"cpu": "reference", "cuda": "reference"}
+BACKENDS = {
+    "reference": "kernels.reference",
+    "cpu": "kernels.cpu",
+    "cuda": "kernels.cuda",
+    "interpreter": "kernels.interpreted",
+}
+BY_DEVICE = {"cpu": "cpu", "cuda": "cuda"}
 
 
 class BackendError(ValueError):
@@ -40,7 +45,10 @@ class StepPlan(Protocol):
 
 
 class Backend(Protocol):
-    """What a backend module provides. Arguments arrive checked; `plan_step` is optional."""
+    """What a backend module provides. Arguments arrive checked.
+
+    Optional: `plan_step`, and `check_device(device)`, which raises a BackendError where the backend cannot run.
+    """
 
     def reshape_and_cache(
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
@@ -83,12 +91,16 @@ class Backend(Protocol):
 def backend_for(device: torch.device | str, name: str | None = None) -> Backend:
     """The backend of that name, or the one that suits the device.
 
-    Raises: BackendError if there is none; the sentence lists what exists.
+    Raises: BackendError if there is none, with what exists, or if it cannot run on that device, with what can.
     """
     name = name or BY_DEVICE.get(torch.device(device).type, "reference")
     if name not in BACKENDS:
         raise BackendError(f"there is no kernel backend {name!r}; what exists is {', '.join(BACKENDS)}")
-    return cast(Backend, import_module(BACKENDS[name]))
+    backend = cast(Backend, import_module(BACKENDS[name]))
+    check_device = getattr(backend, "check_device", None)
+    if check_device is not None:
+        check_device(torch.device(device))
+    return backend
 
 
 def reshape_and_cache(

