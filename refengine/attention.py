@@ -61,7 +61,9 @@ class PagedAttention:
         metadata: AttentionMetadata,
         backend: str | Backend | None = None,
         sliding_window: int | None = None,
+        layer: int = 0,
     ) -> None:
+        """`layer`: one that will be attended, for the shape of its cache."""
         backend = choose_backend(metadata.slot_mapping.device, backend)
         self.layers = kv_cache.layers
         self.plan = plan_step(
@@ -70,7 +72,7 @@ class PagedAttention:
             metadata.block_tables,
             metadata.query_start_loc,
             metadata.seq_lens,
-            kv_cache.layers[0][0],
+            kv_cache.layers[layer][0],
             sliding_window,
         )
 

@@ -90,7 +90,7 @@ class Options:
 class EngineConfig(Options):
     """Everything that decides how the engine behaves, except the model itself and the requests."""
 
-    model: str = "tiny"  # "tiny" (shipped), a directory, or "org/name" on the Hugging Face hub
+    model: str = "tiny"  # or "tiny-hybrid" (both shipped), a directory, or "org/name" on the Hugging Face hub
     engine: str = "v1"
     mode: str = "fixed"  # "faithful": vLLM's known defects included, for replaying its decisions
     device: str = "cpu"
@@ -114,6 +114,9 @@ class EngineConfig(Options):
     policy: str = "fcfs"
     watermark: float = 0.0  # share of the blocks that admitting a request must leave free
     reserve_full_sequence: bool = True  # admit a prompt only if all of it would fit
+    # V1, window and Mamba layers: publish where hits can end once every so many tokens. None: at every block. 0: only
+    # before the end of the prompt and at shared-prefix boundaries, as vLLM does it
+    prefix_cache_retention_interval: int | None = 0
     check_integrity: bool = False  # verify every structure after every step; for parts under test
 
     # V0 only
@@ -143,6 +146,7 @@ class EngineConfig(Options):
             max_num_seqs=1,
             max_num_batched_tokens=1,
             long_prefill_token_threshold=0,
+            prefix_cache_retention_interval=0,
             watermark=0,
         )
         self.check_kinds()

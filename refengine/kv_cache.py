@@ -1,7 +1,13 @@
-"""The tensors of the KV cache: one key and one value tensor per layer, in blocks.
+"""The tensors of the KV cache: two per layer, in blocks.
 
+An attention layer keeps a key and a value for each token of a block. A linear-attention layer keeps one state
+per block, whatever the number of its tokens: a matrix for each head, and the tail of its convolution.
 Which block belongs to whom is decided elsewhere and never visible here; this is memory and its arithmetic.
-vLLM: V0 worker/cache_engine.py (CacheEngine), V1 v1/kv_cache_interface.py (FullAttentionSpec).
+
+Every block has room in every layer, though it only ever holds what one group of layers put there. vLLM lets
+layers of different groups share the same bytes, for which it pads all of them to one size per block.
+vLLM: V0 worker/cache_engine.py (CacheEngine), V1 v1/kv_cache_interface.py (FullAttentionSpec, MambaSpec) and
+`get_kv_cache_config_from_groups` in v1/core/kv_cache_utils.py.
 """
 
 from __future__ import annotations
@@ -13,14 +19,22 @@ import torch
 from torch import Tensor
 
 from refengine.errors import ConfigError
-from refengine.model.config import ModelConfig
+from refengine.model.config import LINEAR_ATTENTION, ModelConfig
+from refengine.model.linear_attention import state_shapes
 
 MOST_BYTES = 2**40  # a terabyte: beyond it, a number was mistyped
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: keys and values of `block_size` tokens in all layers."""
-    return config.kv_elements_per_token * block_size * dtype.itemsize
+    """Bytes of one block: keys and values of `block_size` tokens, or one state, in all layers."""
+    layers = block_layout(config, block_size, dtype)
+    return sum(first.nbytes + second.nbytes for first, second in layers)
+
+
+def block_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """What one block holds in each layer, as tensors without memory; see KVCache. States are float32."""
+    slots = torch.empty(block_size, config.num_kv_heads, config.head_dim, dtype=dtype, device="meta")
+    return [state_shapes(config) if kind == LINEAR_ATTENTION else (slots, slots) for kind in config.kinds]
 
 
 def blocks_that_fit(num_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -39,9 +53,10 @@ def blocks_that_fit(num_bytes: int, config: ModelConfig, block_size: int, dtype:
 
 
 class KVCache:
-    """`layers[i]` is the (key, value) pair of layer i.
+    """`layers[i]` is the pair of tensors of layer i; block 0 is the null block in V1.
 
-    Each tensor is `[num_blocks, block_size, num_kv_heads, head_dim]`; block 0 is the null block in V1.
+    Attention: keys and values, each `[num_blocks, block_size, num_kv_heads, head_dim]`. Linear attention: states
+    `[num_blocks, num_heads, head_dim, head_dim]` and tails `[num_blocks, conv_width - 1, 3 * num_heads * head_dim]`.
     Raises: ConfigError for a size that can only be a slip.
     """
 
@@ -62,9 +77,9 @@ class KVCache:
                 f"num_blocks {num_blocks} needs {self.num_bytes / 2**30:.0f} GiB for the KV cache, "
                 f"more than any machine this is meant for"
             )
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.layers = [
-            (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(config.num_layers)
+            (_zeros(num_blocks, first, device), _zeros(num_blocks, second, device))
+            for first, second in block_layout(config, block_size, dtype)
         ]
 
     @property
@@ -72,9 +87,10 @@ class KVCache:
         return self.num_blocks * self.bytes_per_block
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def _zeros(num_blocks: int, block: Tensor, device: torch.device | str) -> Tensor:
     """Zeros that cost no memory until they are written, on a CPU: numpy asks the system for fresh pages,
     torch would touch every one. A laptop that gives the cache 256 MB then pays for the blocks it uses."""
+    shape, dtype = (num_blocks, *block.shape), block.dtype
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)

@@ -6,7 +6,7 @@ cache is refused by V0's scheduler (ignored) and by V1 at start-up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from refengine.config import EngineConfig, is_int
@@ -23,6 +23,9 @@ class RequestLimits:
     max_model_len: int
     block_size: int
     num_blocks: int
+    num_blocks_at_peak: Callable[[int], int] | None = (
+        None  # for so many tokens; None: one block table, all of it
+    )
 
     def check(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raises RequestError, with the reason, for a request that could never be served."""
@@ -44,13 +47,16 @@ class RequestLimits:
             )
         # The last sampled token is never computed and needs no slot.
         longest = min(num_tokens + params.max_tokens, self.max_model_len) - 1
-        needed = -(-longest // self.block_size)
+        needed = (self.num_blocks_at_peak or self._num_blocks_for)(longest)
         if needed > self.num_blocks:
             raise RequestError(
                 request_id,
                 f"it can never fit: {num_tokens} prompt tokens and up to {params.max_tokens} more need {needed} "
                 f"blocks, and the whole cache has {self.num_blocks}",
             )
+
+    def _num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
 
 
 def max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -55,7 +55,8 @@ class LLM:
     def __init__(
         self, model: str = "tiny", *, observer: Observer | None = None, parts: Any = None, **options: Any
     ) -> None:
-        """`model`: "tiny", a directory, or "org/name" on the hub. `parts`: see `refengine.parts`.
+        """`model`: "tiny", "tiny-hybrid", a directory, a GGUF file, or "org/name" on the hub. `parts`: see
+        `refengine.parts`.
 
         Raises: ConfigError, CheckpointError, PartError.
         """

@@ -19,8 +19,11 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from refengine.commands.demo_hybrid import run_hybrid_demo
 from refengine.llm import LLM
+from refengine.model.config import FULL_ATTENTION
 from refengine.model.corpus import World, world
+from refengine.model.loader import SHIPPED, find_model, read_config
 from refengine.sampling import SamplingParams
 from refengine.trace.record import Recorder, RequestSummary
 
@@ -81,8 +84,12 @@ class Run:
 
 def run_demo(options: DemoOptions, console: Console) -> None:
     """Runs the demo and prints its tables. Raises: RefengineError."""
-    if options.model == "tiny":
-        torch.set_num_threads(1)  # its products are too small to be worth sharing
+    path = find_model(options.model)
+    if path in SHIPPED.values():
+        torch.set_num_threads(1)  # their products are too small to be worth sharing
+    if set(read_config(path).kinds) != {FULL_ATTENTION}:
+        run_hybrid_demo(options, console)
+        return
     drawn = world(random.Random(options.seed), options.facts)
     engines = ENGINES if options.engine == "both" else (options.engine,)
     runs: dict[str, tuple[Run, Run]] = {}  # by engine: cache on, cache off

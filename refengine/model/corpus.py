@@ -51,6 +51,11 @@ KINDS = (
     FactKind("code", DOORS, (), "The code of the {key} is {value}.", "What is the code of the {key}?"),
 )
 
+EVENTS = _words("gong horn siren whistle")  # what is counted
+EVENT, HOW_OFTEN = "The {key} was heard.", "How often was the {key} heard?"
+COUNT = "The {key} was heard {count} times."
+MOST_EVENTS = 9  # of one kind: the answer is a single digit
+
 FILLERS = (
     "The wind was cold that day.",
     "Nobody spoke for a while.",
@@ -94,7 +99,7 @@ GLOSSARY = (
 
 @dataclass(frozen=True)
 class Question:
-    """A question and the only right answer. `kind` is the name of the fact kind, or "glossary"."""
+    """A question and the only right answer. `kind` is the name of the fact kind, "glossary" or "count"."""
 
     kind: str
     question: str
@@ -155,6 +160,23 @@ def with_glossary(rng: random.Random, drawn: World, count: int) -> World:
     questions = [*drawn.questions, *rng.sample(GLOSSARY_QUESTIONS, count)]
     rng.shuffle(questions)
     return World(drawn.sentences, tuple(questions))
+
+
+def with_events(rng: random.Random, drawn: World, num_keys: int) -> World:
+    """The same world in which some things are heard again and again, with a question for each of them.
+
+    Their sentences are strewn in at random. Mutates: rng. Raises: ValueError for more keys than there are.
+    """
+    sentences = list(drawn.sentences)
+    questions = list(drawn.questions)
+    for key in rng.sample(EVENTS, num_keys):
+        count = rng.randint(2, MOST_EVENTS)
+        for _ in range(count):
+            sentences.insert(rng.randint(0, len(sentences)), EVENT.format(key=key))
+        answer = COUNT.format(key=key, count=count)
+        questions.append(Question("count", HOW_OFTEN.format(key=key), answer))
+    rng.shuffle(questions)
+    return World(tuple(sentences), tuple(questions))
 
 
 def document(drawn: World) -> str:

@@ -1,6 +1,7 @@
-"""How well the shipped tiny model answers, measured through the engine itself.
+"""How well the shipped models answer, measured through the engine itself.
 
     python -m refengine.model.evaluate_tiny --worlds 200 --json recall.json
+    python -m refengine.model.evaluate_tiny --model tiny-hybrid
 
 Every prompt goes through `LLM`, in batches, with prefix caching on and several questions about each world, so
 a fault of the engine shows here as wrong answers just as a fault of the weights does. An answer is right only
@@ -17,11 +18,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refengine.llm import LLM
-from refengine.model.corpus import GLOSSARY_QUESTIONS, KINDS, Question, prompt, world
+from refengine.model.config import LINEAR_ATTENTION
+from refengine.model.corpus import (
+    EVENTS,
+    GLOSSARY_QUESTIONS,
+    KINDS,
+    Question,
+    prompt,
+    with_events,
+    world,
+)
+from refengine.model.loader import find_model, read_config
 from refengine.sampling import SamplingParams
 
 SEED = 20_000  # train_tiny draws from 1
 FACTS = (3, 5, 8, 10, 12)
+FACTS_WHILE_COUNTING = 5
 QUESTIONS_PER_WORLD = 3
 BATCH = 100  # worlds in one call of generate
 MAX_TOKENS = 32  # the longest answer of the glossary has fewer
@@ -61,6 +73,13 @@ def evaluate(llm: LLM, worlds: int, num_facts: int, seed: int = SEED) -> Score:
     return ask(llm, asked)
 
 
+def evaluate_counting(llm: LLM, worlds: int, num_keys: int, seed: int = SEED) -> Score:
+    """How often each of `num_keys` things was heard, in `worlds` unseen worlds of a few facts."""
+    rng = random.Random(f"{seed}, {num_keys} keys")
+    drawn = [with_events(rng, world(rng, FACTS_WHILE_COUNTING), num_keys) for _ in range(worlds)]
+    return ask(llm, [Asked(w.prompt(q.question), q) for w in drawn for q in w.questions if q.kind == "count"])
+
+
 def evaluate_glossary(llm: LLM) -> Score:
     """The glossary, each question asked with no context."""
     return ask(llm, [Asked(prompt(q.question), q) for q in GLOSSARY_QUESTIONS])
@@ -91,10 +110,19 @@ def print_table(scores: dict[int, Score], glossary: Score) -> None:
     print(f"glossary: {glossary.right.total()} of {glossary.asked.total()} exact")
 
 
+def print_counting(scores: dict[int, Score]) -> None:
+    """One line for each number of things to be counted side by side."""
+    print(f"things counted, between {FACTS_WHILE_COUNTING} facts    right    asked")
+    for num_keys, score in scores.items():
+        print(f"{num_keys:31}{score.percent():9.1f}{score.asked.total():9}")
+
+
 def main() -> None:
     """Prints the table from the command line."""
-    parser = argparse.ArgumentParser(description="Measure the tiny model's recall on unseen worlds.")
-    parser.add_argument("--model", default="tiny", help="another model directory, such as train_tiny's")
+    parser = argparse.ArgumentParser(description="Measure a tiny model's recall on unseen worlds.")
+    parser.add_argument(
+        "--model", default="tiny", help="or tiny-hybrid, or a directory, such as train_tiny's"
+    )
     parser.add_argument("--worlds", type=int, default=200)
     parser.add_argument("--json", type=Path, help="also write the counts to this file")
     options = parser.parse_args()
@@ -102,9 +130,15 @@ def main() -> None:
     scores = {num_facts: evaluate(llm, options.worlds, num_facts) for num_facts in FACTS}
     glossary = evaluate_glossary(llm)
     print_table(scores, glossary)
+    counting: dict[int, Score] = {}
+    if LINEAR_ATTENTION in read_config(find_model(options.model)).kinds:
+        keys = range(1, len(EVENTS) + 1)
+        counting = {num_keys: evaluate_counting(llm, options.worlds, num_keys) for num_keys in keys}
+        print_counting(counting)
     if options.json is not None:
         facts = {num_facts: score.counts() for num_facts, score in scores.items()}
-        counts = {"facts": facts, "glossary": glossary.counts()}
+        events = {num_keys: score.counts() for num_keys, score in counting.items()}
+        counts = {"facts": facts, "glossary": glossary.counts(), "counting": events}
         options.json.write_text(json.dumps(counts, indent=2) + "\n")
 
 

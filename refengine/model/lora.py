@@ -24,7 +24,7 @@ from torch import Tensor
 
 from refengine.errors import CheckpointError, RequestError
 from refengine.hashing import Adapter
-from refengine.model.config import ModelConfig
+from refengine.model.config import LINEAR_ATTENTION, ModelConfig
 from refengine.model.decoder import Adapt, Decoder
 from refengine.model.lora_loader import Pair, read_lora, target_shapes, write_lora
 
@@ -64,6 +64,8 @@ def load_lora(
     and the B stand on a diagonal, where each feeds only its own rows of the output.
     Raises: CheckpointError with one sentence, if the adapter is missing, damaged, or for another model.
     """
+    if LINEAR_ATTENTION in config.kinds:
+        raise CheckpointError("adapters for models with linear-attention layers are not supported")
     lora = read_lora(path, config)
     return LoraWeights(
         tuple(

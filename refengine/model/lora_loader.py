@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from refengine.errors import CheckpointError
+from refengine.model.checkpoint import open_shard, read_json, refuse_pickles
 from refengine.model.config import ModelConfig
-from refengine.model.loader import open_shard, read_json, refuse_pickles
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")

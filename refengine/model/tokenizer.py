@@ -13,28 +13,25 @@ from pathlib import Path
 from tokenizers import Tokenizer as HFTokenizer
 
 from refengine.errors import CheckpointError
-from refengine.model.loader import find_model, read_config, read_json
+from refengine.model.checkpoint import read_json
+from refengine.model.gguf_file import GGUFFile
+from refengine.model.gguf_tokenizer import has_tokenizer, tokenizer_of
+from refengine.model.loader import GGUF, find_model, read_config
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character yet decode to
 
 
 class Tokenizer:
-    """The tokenizer of one model directory.
+    """The tokenizer of one model directory or GGUF file.
 
-    Raises: CheckpointError if `tokenizer.json` is missing or damaged.
+    Raises: CheckpointError if it is missing, damaged, or of a kind that is not supported.
     """
 
-    def __init__(self, directory: Path) -> None:
-        file = directory / "tokenizer.json"
-        if not file.exists():
-            raise CheckpointError(f"{directory} has no tokenizer.json")
-        try:
-            self._tokenizer = HFTokenizer.from_file(str(file))
-        except Exception as error:  # the package raises bare Exception
-            raise CheckpointError(f"{file} is not a tokenizer: {error}") from None
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = tokenizer_of(GGUFFile(path)) if path.suffix == GGUF else _from_directory(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.eos_token_ids = self._eos_token_ids(directory)
+        self.eos_token_ids = self._eos_token_ids(path)
 
     @property
     def vocab_size(self) -> int:
@@ -57,15 +54,26 @@ class Tokenizer:
         """A decoder for tokens that come one at a time."""
         return TextStream(self, skip_special_tokens)
 
-    def _eos_token_ids(self, directory: Path) -> tuple[int, ...]:
+    def _eos_token_ids(self, path: Path) -> tuple[int, ...]:
         """Ids that end a text according to the model's configs and the tokenizer's own, in this order."""
-        ids = read_config(directory).eos_token_ids if (directory / "config.json").exists() else ()
-        file = directory / "tokenizer_config.json"
+        has_config = path.suffix == GGUF or (path / "config.json").exists()
+        ids = read_config(path).eos_token_ids if has_config else ()
+        file = path / "tokenizer_config.json"
         token = read_json(file).get("eos_token") if file.exists() else None
         if isinstance(token, dict):  # written with its flags
             token = token.get("content")
         own = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
         return tuple(dict.fromkeys(ids if own is None else (*ids, own)))
+
+
+def _from_directory(directory: Path) -> HFTokenizer:
+    file = directory / "tokenizer.json"
+    if not file.exists():
+        raise CheckpointError(f"{directory} has no tokenizer.json")
+    try:
+        return HFTokenizer.from_file(str(file))
+    except Exception as error:  # the package raises bare Exception
+        raise CheckpointError(f"{file} is not a tokenizer: {error}") from None
 
 
 class TextStream:
@@ -112,5 +120,7 @@ def load_tokenizer(path_or_name: str | Path) -> Tokenizer | None:
 
     Raises: CheckpointError as `find_model` and `Tokenizer` do.
     """
-    directory = find_model(path_or_name)
-    return Tokenizer(directory) if (directory / "tokenizer.json").exists() else None
+    path = find_model(path_or_name)
+    is_gguf = path.suffix == GGUF
+    has_one = has_tokenizer(GGUFFile(path)) if is_gguf else (path / "tokenizer.json").exists()
+    return Tokenizer(path) if has_one else None

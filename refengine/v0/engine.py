@@ -15,6 +15,7 @@ from refengine.errors import ConfigError, RequestError
 from refengine.hashing import Adapter
 from refengine.kv_cache import KVCache, blocks_that_fit
 from refengine.limits import RequestLimits, max_model_len
+from refengine.model.config import FULL_ATTENTION, ModelConfig
 from refengine.model.decoder import Decoder
 from refengine.outputs import SampledTokens, StepOutput
 from refengine.parts import Parts
@@ -43,6 +44,7 @@ class LLMEngine:
         """Raises: ConfigError if the options do not fit the model or one another."""
         self.parts = parts or Parts()
         _refuse_what_v0_has_not(config, self.parts)
+        _refuse_sparse_layers(model.config)
         self.config = config
         self.observer = observer
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -243,7 +245,7 @@ def _refuse_what_v0_has_not(config: EngineConfig, parts: Parts) -> None:
         raise ConfigError(f"V0 has no place for a part in {', '.join(foreign)}; use engine='v1'")
     if config.sliding_window is not None:
         raise ConfigError(
-            "the models here have no sliding-window layers; sliding_window is for the block manager"
+            "V0's models have no sliding-window layers; sliding_window is for the block manager"
         )
     if config.enable_kv_events:
         raise ConfigError("V0 has no KV events; use engine='v1'")
@@ -253,4 +255,13 @@ def _refuse_what_v0_has_not(config: EngineConfig, parts: Parts) -> None:
             f"V0 cuts chunks at block ends when it caches prefixes, and max_num_batched_tokens "
             f"{config.max_num_batched_tokens} over max_num_partial_prefills {config.max_num_partial_prefills} is "
             f"below block_size {config.block_size}: no prompt would ever get a chunk"
+        )
+
+
+def _refuse_sparse_layers(config: ModelConfig) -> None:
+    other = sorted(set(config.kinds) - {FULL_ATTENTION})
+    if other:
+        raise ConfigError(
+            f"V0 has one block table for all layers, and this model has {' and '.join(other)} layers; use engine='v1' "
+            "(vLLM 0.7.3 refused prefix caching for models with sliding windows)"
         )

@@ -10,12 +10,13 @@ v1/core/block_pool.py BlockPool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from refengine.errors import IntegrityError
-from refengine.hashing import BlockHash, extra_keys
+from refengine.hashing import BlockHash
 from refengine.trace.observer import Observer
 from refengine.v1.block import BlockKey, FreeKVCacheBlockQueue, KVCacheBlock
-from refengine.v1.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from refengine.v1.events import AllBlocksCleared, BlockRemoved, KVCacheEvent, block_stored
 from refengine.v1.groups.spec import GroupSpec
 from refengine.v1.request import Request
 
@@ -25,6 +26,11 @@ GROUP_ID_BYTES = 4
 def block_key(block_hash: BlockHash, group_id: int) -> BlockKey:
     """What the index is keyed by: groups hash the same tokens, but a block holds the layers of one group."""
     return block_hash + group_id.to_bytes(GROUP_ID_BYTES, "big")
+
+
+def group_of(key: BlockKey) -> int:
+    """The id of the group whose block this is."""
+    return int.from_bytes(key[-GROUP_ID_BYTES:], "big")
 
 
 class BlockPool:
@@ -48,6 +54,7 @@ class BlockPool:
         # Equal live blocks are not merged, since that would rewrite a block table, and tables only ever grow.
         # So a key leads to all copies, and the one inserted first is the one that is found.
         self._index: dict[BlockKey, dict[int, KVCacheBlock]] = {}
+        self._tails: dict[int, list[BlockKey]] = {}  # by block id: keys of prompts that end inside the block
         self._events: list[KVCacheEvent] | None = [] if enable_events else None
         self.observer = observer
 
@@ -68,10 +75,12 @@ class BlockPool:
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """One more user for each of `blocks`. A free one leaves the queue, contents and hash untouched.
 
-        Mutates: queue, counts.
+        The null block is nobody's: it is not counted. Mutates: queue, counts.
         """
         for block in blocks:
-            if block.ref_count == 0 and not block.is_null:
+            if block.is_null:
+                continue
+            if block.ref_count == 0:
                 self.free_queue.remove(block)
             block.ref_count += 1
 
@@ -85,10 +94,12 @@ class BlockPool:
         findable: list[KVCacheBlock] = []
         worthless: list[KVCacheBlock] = []
         for block in blocks:
+            if block.is_null:
+                continue
             if block.ref_count == 0:
                 raise IntegrityError(f"block {block.block_id} is released, but nobody uses it")
             block.ref_count -= 1
-            if block.ref_count == 0 and not block.is_null:
+            if block.ref_count == 0:
                 (worthless if block.block_hash is None else findable).append(block)
         self.free_queue.prepend_n(worthless)
         self.free_queue.append_n(findable)
@@ -112,23 +123,28 @@ class BlockPool:
         num_cached: int,
         num_full: int,
         group: GroupSpec,
+        reachable: Iterable[int] | None = None,
     ) -> None:
         """Publishes blocks `num_cached` to `num_full` of the request's table: from now on they can be found.
 
         This happens when a step is *scheduled*, before its K/V exist. A request later in the same step may
         hit them, because within each layer the whole step's K/V are written before attention reads any.
+        `reachable`: only these of the positions, in order. Null blocks are passed over.
         Mutates: index, the blocks' hashes, events.
         """
         published = []
-        for position in range(num_cached, num_full):
+        hashes = group.hashes(request.block_hashes)
+        for position in range(num_cached, num_full) if reachable is None else reachable:
             block = blocks[position]
             if block.is_null:
                 continue
+            if block.block_hash in self._tails.get(block.block_id, ()):
+                self._evict(block)  # it was known by its beginning, and is full now
             if block.block_hash is not None:
                 raise IntegrityError(
                     f"block {block.block_id} is published twice, by {request.request_id!r} now"
                 )
-            block.block_hash = block_key(request.block_hashes[position], group.group_id)
+            block.block_hash = block_key(hashes[position], group.group_id)
             self._index.setdefault(block.block_hash, {})[block.block_id] = block
             published.append(position)
         self.announce(request, num_cached, num_full, group, published)
@@ -138,8 +154,26 @@ class BlockPool:
                 request.request_id,
                 group=group.group_id,
                 block_ids=[blocks[i].block_id for i in published],
-                hashes=[request.block_hashes[i].hex()[:8] for i in published],
+                hashes=[hashes[i].hex()[:8] for i in published],
             )
+
+    def cache_partial_block(
+        self, request: Request, block: KVCacheBlock, num_tokens: int, group: GroupSpec
+    ) -> None:
+        """Makes a block known by the first `num_tokens` tokens of the request as well, which end inside it.
+
+        Nobody looks for such a key unless hits may end inside a block, which is not supported here. vLLM inserts and
+        announces it in any case, so a mirror gets to hear of it. Mutates: index, the block's hash, events.
+        """
+        unit = group.hash_block_size or group.block_size
+        last = num_tokens // unit
+        key = block_key(request.block_hashes[last - 1], group.group_id)
+        if block.block_id in self._index.get(key, {}):
+            return
+        block.block_hash = block.block_hash or key
+        self._index.setdefault(key, {})[block.block_id] = block
+        self._tails.setdefault(block.block_id, []).append(key)
+        self.announce(request, last - 1, last, replace(group, block_size=unit))
 
     def announce(
         self,
@@ -148,30 +182,16 @@ class BlockPool:
         last: int,
         group: GroupSpec,
         published: Sequence[int] | None = None,
+        reused: bool = False,
     ) -> None:
         """Emits one stored event for blocks `first` to `last` of the request, if events are on.
 
-        `published` None: nothing is new, the request reuses all of them. Mutates: events.
+        `published` None: all of them. `reused`: nothing is new, the request found them. Mutates: events.
         """
         if self._events is None:
             return
         positions = range(first, last) if published is None else published
-        adapter = request.adapter
-        self._events.append(
-            BlockStored(
-                block_hashes=tuple(request.block_hashes[i] for i in positions),
-                parent_block_hash=request.block_hashes[first - 1] if first else None,
-                token_ids=tuple(request.token_ids[first * group.block_size : last * group.block_size]),
-                block_size=group.block_size,
-                group_id=group.group_id,
-                kind=group.kind,
-                window=group.window,
-                extra_keys=tuple(_event_keys(request, i == 0) for i in range(first, last)),
-                lora_name=adapter.name if adapter else None,
-                lora_id=adapter.adapter_id if adapter else None,
-                reused=published is None,
-            )
-        )
+        self._events.append(block_stored(request, first, last, group, positions, reused))
 
     # -- forgetting -----------------------------------------------------------------------------------------
 
@@ -193,6 +213,7 @@ class BlockPool:
         if self.free_queue.num_free_blocks != self.num_blocks - 1:
             return False
         self._index.clear()
+        self._tails.clear()
         for block in self.blocks:
             block.block_hash = None
         if self._events is not None:
@@ -202,13 +223,13 @@ class BlockPool:
     def _evict(self, block: KVCacheBlock) -> None:
         if block.block_hash is None:
             return
-        copies = self._index[block.block_hash]
-        del copies[block.block_id]
-        if not copies:
-            del self._index[block.block_hash]
-        if self._events is not None:
-            group_id = int.from_bytes(block.block_hash[-GROUP_ID_BYTES:], "big")
-            self._events.append(BlockRemoved((block.block_hash[:-GROUP_ID_BYTES],), group_id))
+        for key in dict.fromkeys((block.block_hash, *self._tails.pop(block.block_id, ()))):
+            copies = self._index[key]
+            del copies[block.block_id]
+            if not copies:
+                del self._index[key]
+            if self._events is not None:
+                self._events.append(BlockRemoved((key[:-GROUP_ID_BYTES],), group_of(key)))
         block.block_hash = None
 
     # -- looking at it --------------------------------------------------------------------------------------
@@ -221,6 +242,10 @@ class BlockPool:
     def usage(self) -> float:
         """Share of the blocks that some request uses, 0 to 1. A cached but free block does not count."""
         return 1.0 - self.num_free_blocks / (self.num_blocks - 1)
+
+    def prefixes(self) -> set[tuple[int, BlockHash]]:
+        """Everything that can be found: group id, and hash of the prefix's last block."""
+        return {(group_of(key), key[:-GROUP_ID_BYTES]) for key in self._index}
 
     def take_events(self) -> list[KVCacheEvent]:
         """Drains the event queue. Mutates: events."""
@@ -238,7 +263,8 @@ class BlockPool:
                 raise IntegrityError(f"block {block.block_id} carries a hash under which it cannot be found")
         for key, copies in self._index.items():
             for block_id, block in copies.items():
-                if block.block_id != block_id or block.block_hash != key:
+                known = (block.block_hash, *self._tails.get(block_id, ()))
+                if block.block_id != block_id or key not in known:
                     raise IntegrityError(f"the index leads to block {block_id}, which carries another hash")
 
 
@@ -256,13 +282,6 @@ def check_pool(pool: BlockPool) -> None:
                 f"block {block.block_id} has {block.ref_count} users and is {where} the free queue"
             )
         if block.block_hash is not None:
-            block_hash, group_id = block.block_hash[:-GROUP_ID_BYTES], block.block_hash[-GROUP_ID_BYTES:]
-            found = pool.get_cached_block(block_hash, [int.from_bytes(group_id, "big")])
+            found = pool.get_cached_block(block.block_hash[:-GROUP_ID_BYTES], [group_of(block.block_hash)])
             if not found or found[0].block_hash != block.block_hash:
                 raise IntegrityError(f"block {block.block_id} carries a hash under which it cannot be found")
-
-
-def _event_keys(request: Request, is_first_block: bool) -> tuple[str, ...] | None:
-    """Extra keys as events show them: the plain values, without tags and without the adapter's path."""
-    keys = extra_keys(is_first_block, request.adapter, request.cache_salt)
-    return tuple(key[1] for key in keys) if keys else None

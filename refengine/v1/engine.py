@@ -22,9 +22,11 @@ from refengine.outputs import SampledTokens, StepOutput
 from refengine.parts import Parts
 from refengine.sampling import SamplingParams
 from refengine.trace.observer import Observer, PoolSnapshot
-from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
+from refengine.v1.coordinator import MANAGERS
+from refengine.v1.groups.spec import FULL_ATTENTION, SLIDING_WINDOW
 from refengine.v1.input_batch import InputBatch
 from refengine.v1.kv_cache_manager import KVCacheManager
+from refengine.v1.layer_groups import layer_groups
 from refengine.v1.model_runner import ModelRunner
 from refengine.v1.publisher import EventPublisher
 from refengine.v1.request import Request, RequestStatus
@@ -55,24 +57,31 @@ class EngineCore:
         self.num_blocks = config.num_blocks or blocks_that_fit(
             config.kv_cache_bytes, model.config, config.block_size, dtype
         )
-        self.limits = RequestLimits(
-            model.config.vocab_size, self.max_model_len, config.block_size, self.num_blocks - 1
-        )
         kv_cache = KVCache(model.config, self.num_blocks, config.block_size, dtype, device)
+        self.groups = layer_groups(model.config, config.block_size)
         self.hasher = self._make_hasher() if config.enable_prefix_caching else None
         self.kv_cache_manager = self._make_manager()
+        self.limits = RequestLimits(
+            model.config.vocab_size,
+            self.max_model_len,
+            config.block_size,
+            self.num_blocks - 1,
+            self._num_blocks_at_peak,
+        )
         self.scheduler = parts.scheduler(
             config, self.kv_cache_manager, self.max_model_len, eos_token_ids, observer
         )
         self.model_runner = ModelRunner(
             model,
             kv_cache,
-            InputBatch(config.max_num_seqs, self.max_model_len, config.block_size),
+            InputBatch(config.max_num_seqs, self.max_model_len, config.block_size, len(self.groups)),
             backend=parts.attention or config.backend,
             sampler=parts.sampler,
             observer=observer,
         )
-        self.publisher = EventPublisher()  # KV events, if they are on: one batch per step that changed the index
+        self.publisher = (
+            EventPublisher()
+        )  # KV events, if they are on: one batch per step that changed the index
         self._num_arrived = 0
         self._num_idle_steps = 0
         self._undelivered: list[StepOutput] = []  # of a step after which something was interrupted
@@ -88,16 +97,28 @@ class EngineCore:
     def _make_manager(self) -> KVCacheManager:
         config, parts = self.config, self.parts
         return parts.kv_cache_manager(
-            [GroupSpec(0, FULL_ATTENTION, config.block_size)],
+            [group.spec for group in self.groups],
             self.num_blocks,
             self.max_model_len,
             enable_caching=config.enable_prefix_caching,
             enable_events=config.enable_kv_events,
             watermark=config.watermark,
+            retention_interval=config.prefix_cache_retention_interval,
+            max_tokens_per_step=config.max_num_batched_tokens,
             observer=self.observer,
             make_block_pool=partial(parts.block_pool, make_free_queue=parts.free_queue),
-            managers={FULL_ATTENTION: parts.full_attention},
+            managers={
+                **MANAGERS,
+                FULL_ATTENTION: parts.full_attention,
+                SLIDING_WINDOW: parts.sliding_window,
+            },
         )
+
+    def _num_blocks_at_peak(self, num_tokens: int) -> int:
+        """Blocks of all groups that a request holds at most on its way to `num_tokens` tokens."""
+        per_step = self.config.max_num_batched_tokens
+        groups = self.kv_cache_manager.coordinator.groups
+        return sum(group.num_blocks_at_peak(num_tokens, per_step) for group in groups)
 
     def add_request(
         self,

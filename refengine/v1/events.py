@@ -7,9 +7,12 @@ vLLM: V0 none; V1 distributed/kv_events.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from refengine.hashing import BlockHash
+from refengine.hashing import BlockHash, extra_keys
+from refengine.v1.groups.spec import GroupSpec
+from refengine.v1.request import Request
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,29 @@ class AllBlocksCleared:
 
 
 KVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def block_stored(
+    request: Request, first: int, last: int, group: GroupSpec, positions: Sequence[int], reused: bool = False
+) -> BlockStored:
+    """The event for positions `first` to `last` of the request's table in a group, of which `positions` are named."""
+    hashes, adapter = group.hashes(request.block_hashes), request.adapter
+    return BlockStored(
+        block_hashes=tuple(hashes[i] for i in positions),
+        parent_block_hash=hashes[first - 1] if first else None,
+        token_ids=tuple(request.token_ids[first * group.block_size : last * group.block_size]),
+        block_size=group.block_size,
+        group_id=group.group_id,
+        kind=group.kind,
+        window=group.window,
+        extra_keys=tuple(_event_keys(request, i == 0) for i in positions),
+        lora_name=adapter.name if adapter else None,
+        lora_id=adapter.adapter_id if adapter else None,
+        reused=reused,
+    )
+
+
+def _event_keys(request: Request, is_first_block: bool) -> tuple[str, ...] | None:
+    """Extra keys as events show them: the plain values, without tags and without the adapter's path."""
+    keys = extra_keys(is_first_block, request.adapter, request.cache_salt)
+    return tuple(key[1] for key in keys) if keys else None

@@ -22,10 +22,14 @@ MOST_TOKENS = 2**34  # 128 GiB of token ids: beyond it, a number was mistyped
 
 
 class InputBatch:
-    """Columns of `max_num_seqs` rows. `np.zeros` takes memory only for rows that are used."""
+    """Columns of `max_num_seqs` rows. `np.zeros` takes memory only for rows that are used.
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
-        """Raises: ConfigError for a batch that can only be a slip."""
+    `block_table` and `num_blocks` are the first group's, for most models the only one's; `block_tables` and
+    `block_counts` are the same memory with all groups.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
+        """`block_size`: tokens, the same in all groups. Raises: ConfigError for a batch that can only be a slip."""
         if max_num_seqs * max_model_len > MOST_TOKENS:
             raise ConfigError(
                 f"max_num_seqs {max_num_seqs} with {max_model_len} tokens each is more than can be kept"
@@ -39,15 +43,17 @@ class InputBatch:
         self.num_tokens = np.zeros(max_num_seqs, np.int64)  # known tokens of each row
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
-        self.block_table = np.zeros((max_num_seqs, num_blocks_for(max_model_len, block_size)), np.int64)
-        self.num_blocks = np.zeros(max_num_seqs, np.int64)
+        most_blocks = num_blocks_for(max_model_len, block_size)
+        self.block_tables = np.zeros((max_num_seqs, num_groups, most_blocks), np.int64)
+        self.block_counts = np.zeros((max_num_seqs, num_groups), np.int64)
+        self.block_table, self.num_blocks = self.block_tables[:, 0], self.block_counts[:, 0]
         self._columns = (
             self.token_ids,
             self.num_tokens,
             self.num_prompt_tokens,
             self.num_computed_tokens,
-            self.block_table,
-            self.num_blocks,
+            self.block_tables,
+            self.block_counts,
         )
 
     def add(self, share: ScheduledRequest) -> None:
@@ -63,7 +69,7 @@ class InputBatch:
         self.num_tokens[row] = len(share.token_ids)
         self.num_prompt_tokens[row] = share.num_prompt_tokens
         self.num_computed_tokens[row] = share.num_computed_tokens
-        self.num_blocks[row] = 0
+        self.block_counts[row] = 0
 
     def remove(self, request_id: str) -> None:
         """Frees a row and moves the last one into it. A request without a row is fine. Mutates: both rows."""
@@ -79,12 +85,13 @@ class InputBatch:
             self.row_of[self.request_ids[row]] = row
         del self.request_ids[last], self.params[last], self.adapters[last]
 
-    def add_blocks(self, request_id: str, block_ids: Sequence[int]) -> None:
-        """Appends blocks to a request's table. Mutates: its row."""
+    def add_blocks(self, request_id: str, *block_ids: Sequence[int]) -> None:
+        """Appends blocks to a request's tables, one list for each group. Mutates: its row."""
         row = self.row_of[request_id]
-        start = self.num_blocks[row]
-        self.block_table[row, start : start + len(block_ids)] = block_ids
-        self.num_blocks[row] += len(block_ids)
+        for group, ids in enumerate(block_ids):
+            start = self.block_counts[row, group]
+            self.block_tables[row, group, start : start + len(ids)] = ids
+            self.block_counts[row, group] += len(ids)
 
     def add_token(self, row: int, token_id: int) -> None:
         """Appends a sampled token. Mutates: the row."""

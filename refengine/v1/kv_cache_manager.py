@@ -81,18 +81,31 @@ class KVCacheManager:
         enable_events: bool = False,
         watermark: float = 0.0,
         drop_last: bool = False,
+        retention_interval: int | None = None,
+        max_tokens_per_step: int | None = None,
         observer: Observer | None = None,
         make_block_pool: Callable[..., BlockPool] = BlockPool,
         managers: Mapping[str, type[GroupManager]] = MANAGERS,
     ) -> None:
-        """`num_blocks`: null block included. `drop_last`: see KVCacheCoordinator."""
+        """`num_blocks`: null block included. `drop_last`: see KVCacheCoordinator.
+
+        `retention_interval`: see groups/retention.py. `max_tokens_per_step`: of one request, None: no limit.
+        """
         self.max_model_len = max_model_len
+        self.max_tokens_per_step = max_model_len if max_tokens_per_step is None else max_tokens_per_step
         self.observer = observer
         self.enable_caching = enable_caching
         self.block_pool = make_block_pool(
             num_blocks, enable_caching=enable_caching, enable_events=enable_events, observer=observer
         )
-        self.coordinator = make_coordinator(groups, self.block_pool, drop_last, managers)
+        self.coordinator = make_coordinator(
+            groups,
+            self.block_pool,
+            drop_last,
+            managers,
+            enable_caching=enable_caching,
+            retention_interval=retention_interval,
+        )
         self.empty = KVCacheBlocks(tuple([] for _ in groups))
         self.watermark_blocks = int(watermark * num_blocks)
         self.stats = PrefixCacheStats()
@@ -112,7 +125,7 @@ class KVCacheManager:
         hits, num_computed_tokens, shared_prefix_boundary = self.coordinator.find_longest_cache_hit(
             request.block_hashes, max_cache_hit_length
         )
-        if request.report_full:
+        if request.report_full and num_computed_tokens:
             self._announce_reused(request, hits)
         return KVCacheBlocks(hits), num_computed_tokens, shared_prefix_boundary
 
@@ -136,26 +149,34 @@ class KVCacheManager:
         if this step's chunk does. A request that is not running yet must also leave the watermark free, so
         that the running ones do not have to be preempted at their next block; `keep_watermark` False waives it.
 
-        Returns: the new blocks, without the hits. None: refused, and the request holds what it held before.
+        Returns: the new blocks, without the hits. None: refused, and the request holds what it held before, less
+        what has left its windows.
         Mutates: pool, tables, the request's boundary. Raises: ValueError if there is nothing to allocate for.
         """
         if num_new_tokens < 1:
             raise ValueError(f"request {request.request_id!r} asks for slots for {num_new_tokens} tokens")
+        if hits is not None:
+            request.shared_prefix_boundary = shared_prefix_boundary
         hits = hits or self.empty
-        self.coordinator.remove_skipped_blocks(request.request_id, request.num_computed_tokens)
         num_computed_tokens = request.num_computed_tokens + num_hit_tokens
-        num_tokens_need_slot = min(
-            num_computed_tokens + num_new_tokens + num_lookahead_tokens, self.max_model_len
-        )
+        num_tokens = num_computed_tokens + num_new_tokens
+        num_tokens_need_slot = min(num_tokens + num_lookahead_tokens, self.max_model_len)
         is_admission = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         reserved = self.watermark_blocks if is_admission and keep_watermark else 0
-        must_fit = (
-            max(num_tokens_need_slot, request.num_tokens) if full_sequence_must_fit else num_tokens_need_slot
-        )
-        required = self.coordinator.get_num_blocks_to_allocate(request.request_id, must_fit, hits.blocks)
-        if required + reserved > self.block_pool.num_free_blocks:
+        required = self._required_at_peak(request, hits) if full_sequence_must_fit else 0
+        if required + reserved <= self.block_pool.num_free_blocks:
+            # What the request has passed is returned, and stays returned if it is refused right after.
+            self.coordinator.remove_skipped_blocks(request.request_id, num_computed_tokens)
+            required = self.coordinator.get_num_blocks_to_allocate(
+                request.request_id, num_tokens_need_slot, hits.blocks, num_tokens
+            )
+        is_ready = self.coordinator.is_ready(hits.blocks)
+        if required + reserved > self.block_pool.num_free_blocks or not is_ready:
             if is_admission:
-                self._mark("admit", request, admitted=False, reason="not enough free blocks")
+                reason = (
+                    "not enough free blocks" if is_ready else "its first state is written in this very step"
+                )
+                self._mark("admit", request, admitted=False, reason=reason)
             return None
 
         if is_admission:
@@ -163,16 +184,24 @@ class KVCacheManager:
             self._mark("admit", request, admitted=True, reason=reason)
         if hits:
             self.coordinator.add_computed_blocks(request.request_id, hits.blocks)
-            request.shared_prefix_boundary = shared_prefix_boundary
-        new_blocks = self.coordinator.allocate_new_blocks(request.request_id, num_tokens_need_slot)
-        self._mark(
-            "allocate", request, num_tokens=num_new_tokens, block_ids=list(KVCacheBlocks(new_blocks).ids())
+        new_blocks = KVCacheBlocks(
+            self.coordinator.allocate_new_blocks(request.request_id, num_tokens_need_slot, num_tokens)
         )
+        self._mark("allocate", request, num_tokens=num_new_tokens, block_ids=list(new_blocks.ids()))
         if self.enable_caching:
-            self.coordinator.cache_blocks(
-                request, min(num_computed_tokens + num_new_tokens, request.num_tokens)
-            )
-        return KVCacheBlocks(new_blocks)
+            self.coordinator.cache_blocks(request, min(num_tokens, request.num_tokens))
+        return new_blocks
+
+    def _required_at_peak(self, request: Request, hits: KVCacheBlocks) -> int:
+        """Free blocks that it takes to compute all tokens of the request, step by step."""
+        whole = min(request.num_tokens, self.max_model_len)
+        return self.coordinator.get_num_blocks_to_allocate(
+            request.request_id, whole, hits.blocks, num_tokens_per_step=self.max_tokens_per_step
+        )
+
+    def begin_step(self) -> None:
+        """The scheduler begins a step: what the last one wrote can be built on now. Mutates: groups."""
+        self.coordinator.begin_step()
 
     def unpublish_uncomputed(self, request: Request) -> None:
         """Makes the request's blocks past its computed tokens unfindable: what was promised will not be computed.
@@ -214,6 +243,8 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every count of users equals the number of tables a block stands in."""
         self.block_pool.check_integrity()
+        for group in self.coordinator.groups:
+            group.check_integrity()
         users = dict.fromkeys(range(self.block_pool.num_blocks), 0)
         for group in self.coordinator.groups:
             for table in group.tables.values():
@@ -243,4 +274,4 @@ class KVCacheManager:
     def _announce_reused(self, request: Request, hits: GroupBlocks) -> None:
         for group, blocks in zip(self.coordinator.groups, hits, strict=True):
             if blocks:
-                self.block_pool.announce(request, 0, len(blocks), group.spec)
+                self.block_pool.announce(request, 0, len(blocks), group.spec, reused=True)

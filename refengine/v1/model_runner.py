@@ -2,6 +2,7 @@
 
 The runner starts each request at the position the scheduler names. It has no notion of a prefix hit: skipped
 tokens are simply never in the input, and their K/V are found because the block table points at them.
+A model with several cache groups has a table for each of them, and all the rest in common.
 vLLM: V0 worker/model_runner.py, where `_compute_for_prefix_cache_hit` does the skipping; V1
 v1/worker/gpu_model_runner.py GPUModelRunner (`_update_states`, `_prepare_inputs`) and v1/worker/gpu/.
 """
@@ -17,12 +18,16 @@ from torch import Tensor
 from kernels import Backend
 from refengine.attention import AttentionMetadata, PagedAttention, choose_backend
 from refengine.kv_cache import KVCache
-from refengine.model.decoder import Adapt, Decoder
+from refengine.model.decoder import Adapt, Attend, Decoder
+from refengine.model.linear_attention import Recur
 from refengine.model.lora import LoadedAdapters
 from refengine.outputs import SampledTokens
+from refengine.recurrence import PagedRecurrence
 from refengine.sampling import Sampler, position_generator, sample, token_logprobs
 from refengine.trace.observer import Observer
+from refengine.v1.groups.spec import MAMBA
 from refengine.v1.input_batch import InputBatch
+from refengine.v1.layer_groups import layer_groups
 from refengine.v1.scheduler_output import ScheduledRequest, SchedulerOutput
 
 
@@ -32,8 +37,9 @@ class ModelInput:
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
-    metadata: AttentionMetadata
+    metadata: AttentionMetadata  # of the first cache group, for most models the only one
     adapt: Adapt | None = None  # None: no request of the step has an adapter
+    other_groups: tuple[AttentionMetadata, ...] = ()  # the same for further cache groups
 
 
 class ModelRunner:
@@ -53,6 +59,7 @@ class ModelRunner:
         self.kv_cache = kv_cache
         self.adapters = LoadedAdapters(model)
         self.batch = batch
+        self.groups = layer_groups(model.config, kv_cache.block_size)
         self.device = model.embed_tokens.weight.device
         self.backend = choose_backend(self.device, backend)
         self.sampler = sampler
@@ -65,9 +72,25 @@ class ModelRunner:
         if not output.scheduled:
             return SampledTokens()
         model_input = self._prepare_inputs(output.scheduled)
-        attend = PagedAttention(self.kv_cache, model_input.metadata, self.backend)
-        hidden = self.model(model_input.token_ids, model_input.positions, attend, model_input.adapt)
+        attend, recur = self._mixers(model_input)
+        tokens, positions = model_input.token_ids, model_input.positions
+        hidden = self.model(tokens, positions, attend, model_input.adapt, recur)
         return self._sample(output.scheduled, hidden)
+
+    def _mixers(self, model_input: ModelInput) -> tuple[Attend, Recur | None]:
+        """How the layers reach their past: attention by layer, with its group's tables, and recurrence."""
+        attends: dict[int, Attend] = {}
+        recur: Recur | None = None
+        metadata = (model_input.metadata, *model_input.other_groups)
+        for group, its_metadata in zip(self.groups, metadata, strict=True):
+            if group.spec.kind == MAMBA:
+                recur = PagedRecurrence(self.kv_cache, its_metadata)
+            else:
+                attend = PagedAttention(
+                    self.kv_cache, its_metadata, self.backend, group.spec.window, group.layers[0]
+                )
+                attends |= dict.fromkeys(group.layers, attend)
+        return lambda layer, *qkv: attends[layer](layer, *qkv), recur
 
     def _update_states(self, output: SchedulerOutput) -> None:
         """Brings the batch up to what the scheduler knows: rows leave, rows arrive, tables grow."""
@@ -77,7 +100,7 @@ class ModelRunner:
             if share.kind != "running":
                 self.batch.add(share)
             if share.block_ids is not None:
-                self.batch.add_blocks(share.request_id, share.block_ids[0])
+                self.batch.add_blocks(share.request_id, *share.block_ids)
 
     def _prepare_inputs(self, scheduled: list[ScheduledRequest]) -> ModelInput:
         """Token ids, positions, slots and attention metadata of the step, without a loop over tokens."""
@@ -88,13 +111,14 @@ class ModelRunner:
         query_start_loc = np.concatenate(([0], counts.cumsum()))
         row_of_token = np.repeat(rows, counts)  # [num_tokens]
         positions = np.arange(query_start_loc[-1]) + np.repeat(first - query_start_loc[:-1], counts)
-        slots = batch.block_table[row_of_token, positions // block_size] * block_size + positions % block_size
-        metadata = AttentionMetadata(
-            slot_mapping=self._tensor(slots),
-            block_tables=self._tensor(batch.block_table[rows, : batch.num_blocks[rows].max()]),
-            query_start_loc=self._tensor(query_start_loc),
-            seq_lens=self._tensor(first + counts),
-        )
+        starts, lengths = self._tensor(query_start_loc), self._tensor(first + counts)
+        groups = []
+        for group in range(batch.block_tables.shape[1]):
+            table = batch.block_tables[:, group]
+            slots = table[row_of_token, positions // block_size] * block_size + positions % block_size
+            width = batch.block_counts[rows, group].max()
+            tables = self._tensor(table[rows, :width])
+            groups.append(AttentionMetadata(self._tensor(slots), tables, starts, lengths))
         batch.num_computed_tokens[rows] += counts
         if self.observer is not None:
             for share, start in zip(scheduled, first.tolist(), strict=True):
@@ -102,8 +126,9 @@ class ModelRunner:
         return ModelInput(
             self._tensor(batch.token_ids[row_of_token, positions]),
             self._tensor(positions),
-            metadata,
+            groups[0],
             self.adapters.for_requests([batch.adapters[row] for row in rows], counts),
+            tuple(groups[1:]),
         )
 
     def _sample(self, scheduled: list[ScheduledRequest], hidden: Tensor) -> SampledTokens:

@@ -25,6 +25,7 @@ from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from refengine.v1.request import Request, RequestStatus
 from refengine.v1.request_queue import make_queue
 from refengine.v1.scheduler_output import SchedulerOutput
+from refengine.v1.state_chunks import state_chunks_for
 
 
 class Scheduler:
@@ -41,6 +42,7 @@ class Scheduler:
         self.config = config
         self.kv_cache_manager = kv_cache_manager
         self.max_model_len = max_model_len
+        self.state_chunks = state_chunks_for(config, kv_cache_manager)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.observer = observer
         self.requests: dict[str, Request] = {}
@@ -66,6 +68,7 @@ class Scheduler:
         """Decides the next step. Mutates: queues, blocks, and each scheduled request's computed tokens."""
         computed = {request.request_id: request.num_computed_tokens for request in self.running}
         try:
+            self.kv_cache_manager.begin_step()
             draft = Draft(self.config.max_num_batched_tokens)
             self._schedule_running(draft)
             if not draft.has_preempted:  # somebody just lost blocks: they must not go to a newcomer
@@ -84,6 +87,7 @@ class Scheduler:
             num_new_tokens = min(num_new_tokens, draft.budget)
             # The last position of the model is never computed: nothing could follow it.
             num_new_tokens = min(num_new_tokens, self.max_model_len - 1 - request.num_computed_tokens)
+            num_new_tokens = self.state_chunks.cut(request, request.num_computed_tokens, num_new_tokens)
             if num_new_tokens == 0:
                 index += 1
                 continue
@@ -112,6 +116,7 @@ class Scheduler:
                 self._mark("admit", request, admitted=False, reason="max_num_seqs requests are running")
                 return
             hits, num_hit_tokens, boundary = self.kv_cache_manager.get_computed_blocks(request)
+            request.shared_prefix_boundary = boundary
             self._mark_lookup(request, hits, num_hit_tokens)
             num_new_tokens = self._chunk(request.num_tokens - num_hit_tokens)
             if num_new_tokens > draft.budget and not self.config.enable_chunked_prefill:
@@ -120,6 +125,12 @@ class Scheduler:
                 )
                 return
             num_new_tokens = min(num_new_tokens, draft.budget)
+            num_new_tokens = self.state_chunks.cut(request, num_hit_tokens, num_new_tokens)
+            if num_new_tokens == 0:
+                self._mark(
+                    "admit", request, admitted=False, reason="not enough token budget for a whole block"
+                )
+                return
             new_blocks = self.kv_cache_manager.allocate_slots(
                 request,
                 num_new_tokens,

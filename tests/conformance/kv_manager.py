@@ -16,7 +16,7 @@ from tests.conformance.replay import NotSupported
 KINDS = {
     "full": "full_attention",
     "sliding_window": "sliding_window",
-    "chunked_local": "chunked_local",
+    "chunked_local": "chunked_local_attention",
     "mamba": "mamba",
 }
 
@@ -24,7 +24,13 @@ KINDS = {
 def group_specs(config: dict[str, Any], block_size: int | None = None) -> list[GroupSpec]:
     """The trace's groups; a scheduler trace states one block size for all of them."""
     return [
-        GroupSpec(i, KINDS[group["kind"]], block_size or group["block_size"], group.get("window"))
+        GroupSpec(
+            i,
+            KINDS[group["kind"]],
+            block_size or group["block_size"],
+            group.get("window"),
+            group.get("chunk"),
+        )
         for i, group in enumerate(config["groups"])
     ]
 
@@ -42,6 +48,7 @@ class KVManagerDriver:
                 enable_events=config["enable_events"],
                 watermark=config["watermark"],
                 drop_last=config["use_eagle"],
+                retention_interval=config["retention_interval"],
             )
         except ConfigError as error:
             raise NotSupported(str(error)) from None
@@ -117,7 +124,7 @@ class KVManagerDriver:
         request.num_computed_tokens, request.status = 0, RequestStatus.PREEMPTED
 
     def new_step(self, op: dict[str, Any]) -> None:
-        """Only Mamba groups care."""
+        self.manager.begin_step()
 
     def evict(self, op: dict[str, Any]) -> None:
         self.manager.block_pool.evict_blocks([op["block_id"]])
@@ -148,7 +155,7 @@ class KVManagerDriver:
             "group": event.group_id,
             "spec_kind": event.kind,
             "window": event.window,
-            "extra_keys": event.extra_keys,
+            "extra_keys": event.extra_keys or None,
         }
         adapter = {} if event.lora_name is None else {"lora_name": event.lora_name, "lora_id": event.lora_id}
         return stored | adapter

@@ -27,6 +27,8 @@ class SchedulerDriver:
                 config["max_model_len"],
                 enable_caching=config["enable_caching"],
                 watermark=config["watermark"],
+                retention_interval=config["retention_interval"],
+                max_tokens_per_step=config["max_num_batched_tokens"],
             )
         except ConfigError as error:
             raise NotSupported(str(error)) from None

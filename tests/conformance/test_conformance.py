@@ -12,7 +12,9 @@ import pytest
 
 from tests.conformance.__main__ import TRACES, main
 
-AT_LEAST_EQUAL = 164  # 60 of V0, 104 of V1 (models with one full-attention group); grows with the engine
+AT_LEAST_EQUAL = (
+    218  # 60 of V0, 158 of V1: all but hits that end inside a block, with a copy of a Mamba state
+)
 LAST_LINE = re.compile(r"(\d+)/(\d+) traces equal, (\d+) not supported yet")
 
 Damage = Callable[[Any], Any]

@@ -9,8 +9,8 @@ It knows no engine. Whoever can describe a step as a `StepInput` can be judged: 
 holds which block by the word of its manager, and which blocks can be found under which hash. What the tokens of
 a request *ought* to be it is told by the test, never by the engine.
 
-What an attention layer reads is decided in `_visible` alone. A sliding window would narrow it; a recurrent state
-is one slot that is read and written whole, and needs a rule of its own beside it.
+One shadow watches one cache group. What an attention layer reads is decided in `_visible` alone, where a window or
+a chunk narrows it. A recurrent state is read and written whole: `ShadowStates` has the rule for it.
 """
 
 from __future__ import annotations
@@ -105,12 +105,22 @@ class Prefixes:
 class ShadowKV:
     """What every slot holds, and what every request and every hash ought to find."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, may_rewrite: bool = False) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        may_rewrite: bool = False,
+        window: int | None = None,
+        chunk: int | None = None,
+    ) -> None:
         """`may_rewrite`: a block that others hold may be written again, with what it holds already.
 
         vLLM's V0 does so when a whole prompt is cached: it recomputes the last block and stores it once more.
+        `window`, `chunk`: tokens, of the layers in this group, if they do not see everything before them.
         """
         self.num_blocks, self.block_size, self.may_rewrite = num_blocks, block_size, may_rewrite
+        self.window, self.chunk = window, chunk
         self.prefixes = Prefixes()
         self.written: dict[int, Prefix] = {}  # by slot
         self.shared_in_step: set[str] = (
@@ -256,7 +266,71 @@ class ShadowKV:
 
     def _visible(self, sequence: SequenceInput) -> range:
         """Positions that some query of the chunk sees: with full attention, all up to the last one."""
-        return range(sequence.seq_len)
+        first = sequence.seq_len - len(sequence.positions)  # the query that sees furthest back
+        begin = 0 if self.window is None else max(first - self.window + 1, 0)
+        begin = begin if self.chunk is None else first // self.chunk * self.chunk
+        return range(begin, sequence.seq_len)
+
+
+class ShadowStates(ShadowKV):
+    """The same for a group of recurrent states: what every block holds is the state after some prefix.
+
+    Here `slots` of a `SequenceInput` are block ids: the block to start from (negative: from nothing), and the block to
+    leave the new state in. All reads of a step come before all writes: a state is done only when its step is.
+    """
+
+    def run(self, step: StepInput) -> list[Violation]:
+        violations: list[Violation] = []
+        writers: dict[int, str] = {}
+        for sequence in step.sequences:
+            violations += self._check_input(sequence)
+        for sequence in step.sequences:
+            violations += self._read_state(sequence, step)
+        for sequence in step.sequences:
+            violations += self._write_state(sequence, step, writers)
+        return violations
+
+    def check_findable(self, findable: Mapping[int, Hashable]) -> list[Violation]:
+        violations = []
+        for block_id, block_hash in findable.items():
+            promised = self._promised.get(block_hash)
+            if promised is None or self.written.get(block_id) != promised:
+                held = self.prefixes.show(self.written.get(block_id))
+                text = f"promises the state after {self.prefixes.show(promised)} in block {block_id}: it is of {held}"
+                violations.append(Violation("promise", None, text))
+        return violations
+
+    def _read_state(self, sequence: SequenceInput, step: StepInput) -> Iterator[Violation]:
+        reader, path = sequence.request_id, self._path[sequence.request_id]
+        first, block_id = sequence.seq_len - len(sequence.positions), sequence.slots[0]
+        if first == 0 and block_id < 0:
+            return
+        if block_id not in step.held.get(reader, ()):  # somebody else may write it in this very step
+            yield Violation("read", reader, f"goes on from block {block_id}, holding {step.held.get(reader)}")
+        found = self.written.get(block_id)
+        if found is None:
+            yield Violation(
+                "unwritten", reader, f"goes on after {first} tokens from block {block_id}: no state"
+            )
+        elif not 0 < first <= len(path) or found != path[first - 1]:
+            text = f"goes on after {first} tokens from block {block_id}, the state of {self.prefixes.show(found)}"
+            yield Violation("read", reader, text)
+
+    def _write_state(
+        self, sequence: SequenceInput, step: StepInput, writers: dict[int, str]
+    ) -> Iterator[Violation]:
+        """Mutates: what is written, `writers`."""
+        writer, path, block_id = sequence.request_id, self._path[sequence.request_id], sequence.slots[1]
+        if block_id not in step.held.get(writer, ()):
+            yield Violation("write", writer, f"writes block {block_id}, holding {step.held.get(writer)}")
+        if writers.setdefault(block_id, writer) != writer:
+            yield Violation(
+                "race", writer, f"writes block {block_id} in the same step as {writers[block_id]}"
+            )
+        if owners := _others(writer, block_id, step):
+            yield Violation("overwrite", writer, f"writes block {block_id}, which {owners} held before")
+        if sequence.seq_len <= len(path):
+            self.written[block_id] = path[sequence.seq_len - 1]
 
 
 def _others(writer: str, block_id: int, step: StepInput) -> Collection[str]:

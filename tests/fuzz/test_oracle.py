@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.fuzz.oracle import SequenceInput, ShadowKV, StepInput, Violation
+from tests.fuzz.oracle import SequenceInput, ShadowKV, ShadowStates, StepInput, Violation
 
 BLOCK_SIZE = 2
 Held = Mapping[str, Sequence[int]]
@@ -159,3 +159,92 @@ def test_a_findable_block_keeps_its_promise(shadow: ShadowKV) -> None:
 def test_a_report_is_a_sentence(shadow: ShadowKV) -> None:
     (violation,) = run(shadow, chunk(shadow, "c", 1, 1, [1]))[:1]
     assert str(violation) == "read: c reads position 0 in slot 2, which holds [1] of None"
+
+
+# Windows, chunks and states
+
+A = [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("sees", "first_needed"), [({"window": 3}, 4), ({"window": 5}, 2), ({"chunk": 4}, 4), ({}, 0)]
+)
+def test_a_layer_may_read_only_what_it_sees(sees: dict[str, int], first_needed: int) -> None:
+    """Position 6 in blocks of 2: whatever it does not see may be the null block, and nothing that it sees."""
+    table = [1, 2, 3, 4]
+    for hidden in range(4):
+        shadow = ShadowKV(8, BLOCK_SIZE, **sees)
+        shadow.begin("a", None, A)
+        assert run(shadow, chunk(shadow, "a", 0, 6, table[:3])) == []
+        with_null = [*([0] * hidden), *table[hidden:]]
+        found = kinds(run(shadow, chunk(shadow, "a", 6, 1, with_null), before={"a": table[:3]}))
+        assert found == (set() if hidden * BLOCK_SIZE <= first_needed else {"unwritten"}), hidden
+
+
+def test_a_window_holds_exactly_the_readers_prefix() -> None:
+    shadow = ShadowKV(8, BLOCK_SIZE, window=3)
+    shadow.begin("a", None, A)
+    shadow.begin("b", None, [9, *A[1:]])
+    run(shadow, chunk(shadow, "a", 0, 6, [1, 2, 3]))
+    # The tokens 5 and 6 are the same, and they were computed behind another prefix.
+    assert kinds(run(shadow, chunk(shadow, "b", 6, 1, [0, 0, 3, 4]))) == {"read"}
+
+
+def state(shadow: ShadowKV, request_id: str, first: int, count: int, start: int, end: int) -> SequenceInput:
+    """`count` tokens from position `first` on: from the state in block `start` to one in block `end`."""
+    tokens = shadow.tokens(request_id)[first : first + count]
+    held = [block for block in (start, end) if block > 0]
+    positions = list(range(first, first + count))
+    return SequenceInput(request_id, tokens, positions, [start, end], held, first + count)
+
+
+@pytest.fixture
+def states() -> ShadowStates:
+    """Request a has left the state after 4 tokens in block 1; b has the same first four tokens, c other ones."""
+    states = ShadowStates(8, BLOCK_SIZE)
+    for request_id, tokens in {"a": A, "b": [1, 2, 3, 4, 9], "c": [9, 2, 3, 4, 5]}.items():
+        states.begin(request_id, None, tokens)
+    assert run(states, state(states, "a", 0, 4, -1, 1)) == []
+    return states
+
+
+def test_a_state_is_gone_on_from(states: ShadowStates) -> None:
+    sequences = state(states, "a", 4, 2, 1, 2), state(states, "b", 4, 1, 1, 3)
+    assert run(states, *sequences, before={"a": [1]}) == []
+
+
+@pytest.mark.parametrize(
+    ("request_id", "first", "start", "kind"),
+    [("c", 4, 1, "read"), ("b", 3, 1, "read"), ("b", 4, 5, "unwritten"), ("b", 4, -1, "unwritten")],
+    ids=["of another prefix", "after another token", "never written", "from nothing"],
+)
+def test_a_state_is_of_exactly_that_prefix(
+    states: ShadowStates, request_id: str, first: int, start: int, kind: str
+) -> None:
+    assert kind in kinds(run(states, state(states, request_id, first, 1, start, 6)))
+
+
+def test_a_state_is_not_read_in_the_step_that_writes_it(states: ShadowStates) -> None:
+    states.begin("d", None, [*A[:6], 9])
+    sequences = state(states, "a", 4, 2, 1, 2), state(states, "d", 6, 1, 2, 3)
+    assert kinds(run(states, *sequences, before={"a": [1]})) == {"unwritten"}
+
+
+def test_a_state_that_others_hold_is_not_written_over(states: ShadowStates) -> None:
+    sequence = state(states, "b", 4, 1, 1, 1)
+    assert kinds(states.run(StepInput([sequence], {"a": [1], "b": [1]}, {"a": [1]}))) == {"overwrite"}
+
+
+def test_a_state_is_held_while_it_is_read_and_written(states: ShadowStates) -> None:
+    sequence = state(states, "b", 4, 1, 1, 2)
+    assert kinds(states.run(StepInput([sequence], {"b": [2]}, {}))) == {"read"}
+    assert kinds(states.run(StepInput([sequence], {"b": [1]}, {}))) == {"write"}
+
+
+def test_a_findable_state_keeps_its_promise(states: ShadowStates) -> None:
+    states.learn("a", ["12", "1234", "123456"])
+    assert states.check_findable({1: "1234"}) == []
+    assert kinds(states.check_findable({1: "12"})) == {"promise"}
+    assert kinds(states.check_findable({2: "1234"})) == {"promise"}
+    states.spoil([1])
+    assert kinds(states.check_findable({1: "1234"})) == {"promise"}

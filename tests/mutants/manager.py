@@ -57,22 +57,22 @@ MANAGER = (
     Mutant(
         "a refused request keeps its hit",
         "v1.kv_cache_manager",
-        "if required + reserved > self.block_pool.num_free_blocks:",
-        "if required + reserved > self.block_pool.num_free_blocks:\n"
+        "if required + reserved > self.block_pool.num_free_blocks or not is_ready:",
+        "if required + reserved > self.block_pool.num_free_blocks or not is_ready:\n"
         "            self.coordinator.add_computed_blocks(request.request_id, hits.blocks)",
         ("test_v1_kv_cache_manager::test_s08_a_refused_request_holds_nothing",),
     ),
     Mutant(
         "lookahead slots come on top of the model's length",
         "v1.kv_cache_manager",
-        "min(num_computed_tokens + num_new_tokens + num_lookahead_tokens, self.max_model_len)",
-        "num_computed_tokens + num_new_tokens + num_lookahead_tokens",
+        "min(num_tokens + num_lookahead_tokens, self.max_model_len)",
+        "num_tokens + num_lookahead_tokens",
         ("test_v1_kv_cache_manager::test_s18_never_a_slot_beyond_the_model_length",),
     ),
     Mutant(
         "slots of drafts are published",
         "v1.kv_cache_manager",
-        "min(num_computed_tokens + num_new_tokens, request.num_tokens)",
+        "min(num_tokens, request.num_tokens)",
         "min(num_tokens_need_slot, request.num_tokens)",
         ("test_v1_publishing::test_s19_lookahead_slots_of_a_chunk_are_not_published",),
     ),
@@ -86,8 +86,8 @@ MANAGER = (
     Mutant(
         "a block is published when the request ends",
         "v1.kv_cache_manager",
-        "if self.enable_caching:\n            self.coordinator.cache_blocks(",
-        "if False:\n            self.coordinator.cache_blocks(",
+        "self.coordinator.cache_blocks(request, min(num_tokens, request.num_tokens))",
+        "pass",
         ("test_v1_publishing::test_published_at_allocation",),
     ),
     Mutant(
@@ -121,8 +121,8 @@ MANAGER = (
     Mutant(
         "a request may start if its first chunk fits",
         "v1.kv_cache_manager",
-        "max(num_tokens_need_slot, request.num_tokens) if full_sequence_must_fit else num_tokens_need_slot",
-        "num_tokens_need_slot",
+        "if full_sequence_must_fit else 0",
+        "if False else 0",
         ("test_v1_kv_cache_manager::test_s20_the_whole_sequence_must_fit",),
     ),
 )

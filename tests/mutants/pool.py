@@ -15,7 +15,7 @@ POOL = (
     Mutant(
         "a hit block stays in the free queue",
         "v1.block_pool",
-        "if block.ref_count == 0 and not block.is_null:\n                self.free_queue.remove(block)",
+        "if block.ref_count == 0:\n                self.free_queue.remove(block)",
         "pass",
         ("test_v1_block_pool::test_s06_a_hit_leaves_the_free_queue_and_counts_its_users",),
     ),
@@ -61,8 +61,8 @@ POOL = (
     Mutant(
         "evicting one copy of a block removes the hash of all",
         "v1.block_pool",
-        "if not copies:\n            del",
-        "if True:\n            del",
+        "if not copies:\n                del",
+        "if True:\n                del",
         ("test_v1_block_pool::test_s12_when_one_copy_goes_the_other_is_found",),
     ),
     Mutant(
@@ -81,8 +81,8 @@ POOL = (
     ),
     Mutant(
         "a stored event needs no parent",
-        "v1.block_pool",
-        "parent_block_hash=request.block_hashes[first - 1] if first else None",
+        "v1.events",
+        "parent_block_hash=hashes[first - 1] if first else None",
         "parent_block_hash=None",
         ("test_v1_block_pool::test_a_later_stored_event_names_its_parent",),
     ),

@@ -22,21 +22,21 @@ RUNNER = (
     Mutant(
         "a reused row goes on in the old block table",
         "v1.input_batch",
-        "self.num_blocks[row] = 0",
+        "self.block_counts[row] = 0",
         "pass",
         ("test_v1_input_batch::test_a_reused_row_starts_with_an_empty_table",),
     ),
     Mutant(
         "new blocks replace the table",
         "v1.input_batch",
-        "start = self.num_blocks[row]",
+        "start = self.block_counts[row, group]",
         "start = 0",
         ("test_v1_input_batch::test_blocks_are_appended_to_the_table",),
     ),
     Mutant(
         "slots follow the row, not the block table",
         "v1.model_runner",
-        "batch.block_table[row_of_token, positions // block_size] * block_size + positions % block_size",
+        "table[row_of_token, positions // block_size] * block_size + positions % block_size",
         "row_of_token * batch.token_ids.shape[1] + positions",
         ("test_v1_model_runner::test_slots_come_from_the_block_table",),
     ),
@@ -57,8 +57,8 @@ RUNNER = (
     Mutant(
         "a sequence is as long as its new tokens",
         "v1.model_runner",
-        "seq_lens=self._tensor(first + counts)",
-        "seq_lens=self._tensor(counts)",
+        "self._tensor(first + counts)",
+        "self._tensor(counts)",
         ("test_v1_model_runner::test_a_prefix_hit_is_only_a_later_start",),
     ),
     Mutant(

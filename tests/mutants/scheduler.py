@@ -8,8 +8,9 @@ SCHEDULER = (
     Mutant(
         "the token budget is for running requests",
         "v1.scheduler",
-        "num_new_tokens = min(num_new_tokens, draft.budget)\n            new_blocks",
-        "new_blocks",
+        "num_new_tokens = min(num_new_tokens, draft.budget)\n"
+        "            num_new_tokens = self.state_chunks.cut(request, num_hit_tokens",
+        "num_new_tokens = self.state_chunks.cut(request, num_hit_tokens",
         ("test_v1_scheduler::test_prefill_chunks_and_decodes_share_one_budget",),
     ),
     Mutant(

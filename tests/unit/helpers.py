@@ -71,7 +71,8 @@ class Cache:
     def resume(self, request_id: str, num_tokens: int | None = None, **options: Any) -> int | None:
         """`start` for a request that exists, or only its first `num_tokens` tokens after the hit."""
         request = self.requests[request_id]
-        hits, num_hit_tokens, _ = self.manager.get_computed_blocks(request)
+        hits, num_hit_tokens, boundary = self.manager.get_computed_blocks(request)
+        options = {"shared_prefix_boundary": boundary, **options}
         chunk = request.num_tokens - num_hit_tokens if num_tokens is None else num_tokens
         new = self.manager.allocate_slots(request, chunk, hits, num_hit_tokens, **options)
         self.verify()

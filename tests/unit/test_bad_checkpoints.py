@@ -90,7 +90,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "sliding": (
         lambda d: write_config(d, use_sliding_window=True),
-        "sliding-window layers are not supported",
+        "sliding-window layers are not supported unless",
     ),
     "quantized": (lambda d: write_config(d, quantization_config={"bits": 4}), "quantized weights are not"),
     "no size": (
@@ -106,6 +106,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "size is zero": (
         lambda d: write_config(d, num_attention_heads=0, head_dim=None),
         "config.json has a value",
+    ),
+    "layers": (lambda d: write_config(d, num_hidden_layers=2**24), "16777216 layers can only be a slip"),
+    "more numbers than can be counted": (
+        lambda d: write_config(d, hidden_size=2**40, vocab_size=2**40),
+        "has sizes that no network can have",
     ),
     "heads": (
         lambda d: write_config(d, num_key_value_heads=3),

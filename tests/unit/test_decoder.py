@@ -10,8 +10,8 @@ from torch import Tensor
 
 from refengine.attention import AttentionMetadata, PagedAttention, causal_attention
 from refengine.kv_cache import KVCache
-from refengine.model.config import ModelConfig
-from refengine.model.decoder import Decoder, Rotary, rotate
+from refengine.model.config import FULL_ATTENTION, ModelConfig
+from refengine.model.decoder import Decoder, rotaries, rotate
 from refengine.model.loader import load_model
 
 VOCAB_SIZE, MAX_LEN = 101, 256
@@ -164,7 +164,7 @@ def test_old_configs_mean_the_same_rope() -> None:
 def test_rotation_turns_pairs_by_the_position() -> None:
     """Feature i and i + d/2 are one complex number, multiplied by exp(position * frequency * i)."""
     sizes = SIZES | {"model_type": "llama", "rms_norm_eps": 1e-6, "head_dim": 8}
-    rotary = Rotary(ModelConfig.from_hf(sizes))
+    rotary = rotaries(ModelConfig.from_hf(sizes))[FULL_ATTENTION]
     x = torch.randn(5, 3, 8)
     positions = torch.tensor([0, 1, 2, 50, 200])
     angle = positions[:, None, None] * rotary.inv_freq

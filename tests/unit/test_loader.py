@@ -45,7 +45,7 @@ def test_every_tensor_finds_its_place(directory: Path) -> None:
         assert torch.equal(layer.self_attn.k_norm.weight, weights[f"{prefix}self_attn.k_norm.weight"])
     assert torch.equal(decoder.lm_head.weight, weights["lm_head.weight"])
     assert not any(p.requires_grad or p.is_meta for p in decoder.parameters())
-    assert not decoder.training and not decoder.rotary.inv_freq.is_meta
+    assert not decoder.training and not decoder.rotary["full_attention"].inv_freq.is_meta
 
 
 def test_shards_give_the_same_model(directory: Path, tmp_path: Path) -> None:
@@ -67,14 +67,15 @@ def test_tied_weights_are_one_tensor(tmp_path: Path, stored_twice: bool) -> None
 def test_the_dtype_is_ours_to_choose(directory: Path, dtype: torch.dtype) -> None:
     decoder = load_model(directory, dtype)
     assert {p.dtype for p in decoder.parameters()} == {dtype}
-    assert decoder.rotary.inv_freq.dtype == torch.float32  # a position of 1000 has no room in half a float
+    inv_freq = decoder.rotary["full_attention"].inv_freq
+    assert inv_freq.dtype == torch.float32  # a position of 1000 has no room in half a float
     assert logits(decoder).dtype == dtype
 
 
 def test_inv_freq_of_old_checkpoints_is_ignored(tmp_path: Path) -> None:
     weights = tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}
     decoder = load_model(write(tmp_path, weights))
-    assert decoder.rotary.inv_freq.count_nonzero() == 3
+    assert decoder.rotary["full_attention"].inv_freq.count_nonzero() == 3
 
 
 def test_the_weights_outlive_their_file(directory: Path) -> None:

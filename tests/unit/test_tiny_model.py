@@ -24,7 +24,10 @@ from refengine.model.corpus import (
 from refengine.model.evaluate_tiny import MAX_TOKENS, evaluate, evaluate_glossary
 from refengine.model.loader import TINY, load_model
 from refengine.model.tokenizer import Tokenizer
-from refengine.model.train_tiny import Reader, attend_rows, hf_config, hf_tensors, train_tokenizer
+from refengine.model.train_tiny import hf_tensors
+from refengine.model.train_tiny_reader import Reader
+from refengine.model.train_tiny_recipes import RECIPES, hf_config, train_tokenizer
+from refengine.model.uncached import attend_rows
 
 WEIGHTS = TINY / "model.safetensors"
 
@@ -81,7 +84,7 @@ def test_every_word_is_one_token_and_every_digit_too(tokenizer: Tokenizer) -> No
 
 
 def test_training_reads_a_document_as_the_tokenizer_does(tokenizer: Tokenizer) -> None:
-    reader = Reader(tokenizer._tokenizer, "seed")
+    reader = Reader(tokenizer._tokenizer, "seed", 2048)
     for drawn in samples(20, 8):
         ids = [token for piece in pieces(drawn) for token in reader.encode(piece)]
         assert ids == tokenizer.encode(document(drawn))
@@ -98,9 +101,10 @@ def test_the_file_is_small_and_in_hugging_face_names() -> None:
 
 
 def test_the_recipe_makes_the_shipped_tokenizer_and_config(tokenizer: Tokenizer) -> None:
-    made = train_tokenizer()
+    recipe = RECIPES["tiny"]
+    made = train_tokenizer(recipe)
     assert made.get_vocab() == tokenizer._tokenizer.get_vocab()
-    assert hf_config(made) == json.loads((TINY / "config.json").read_text())
+    assert hf_config(recipe, made) == json.loads((TINY / "config.json").read_text())
 
 
 def test_it_ends_an_answer_with_the_line(tokenizer: Tokenizer) -> None:
@@ -111,7 +115,7 @@ def test_training_attention_and_the_paged_engine_give_the_same_answer(llm: LLM, 
     drawn = samples(1, 8)[0]
     token_ids = torch.tensor(tokenizer.encode(drawn.prompt(drawn.questions[0].question)))
     decoder = load_model("tiny")
-    hidden = decoder(token_ids, torch.arange(len(token_ids)), attend_rows(1))
+    hidden = decoder(token_ids, torch.arange(len(token_ids)), attend_rows(decoder.config))
     first = int(decoder.logits(hidden[-1:]).argmax())
     output = llm.generate(token_ids.tolist(), SamplingParams(max_tokens=1))[0]
     assert output.token_ids == [first]
@@ -124,7 +128,7 @@ def test_transformers_reads_the_directory_and_computes_the_same(tokenizer: Token
     token_ids = torch.tensor(tokenizer.encode(document(samples(1, 5)[0])))
     with torch.no_grad():
         expected = theirs(token_ids[None]).logits[0]
-    hidden = ours(token_ids, torch.arange(len(token_ids)), attend_rows(1))
+    hidden = ours(token_ids, torch.arange(len(token_ids)), attend_rows(ours.config))
     torch.testing.assert_close(ours.logits(hidden), expected, rtol=0, atol=1e-3)
 
 

@@ -26,8 +26,7 @@ def mirror_of(engine: EngineCore, report: str = "incremental") -> PrefixMirror:
 
 def index_of(engine: EngineCore) -> set[tuple[int, bytes]]:
     """What the engine itself can find."""
-    keys = (block.block_hash for block in engine.kv_cache_manager.block_pool.blocks)
-    return {(int.from_bytes(key[-4:], "big"), key[:-4]) for key in keys if key is not None}
+    return engine.kv_cache_manager.block_pool.prefixes()
 
 
 def two_copies(engine: EngineCore) -> None:
