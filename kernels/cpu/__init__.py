@@ -1,7 +1,7 @@
 """The backend for a CPU: attention compiled by Numba, on one thread. Needs nothing besides what is installed.
 
-It is compiled when it is first used, once per kind of cache (float32, bfloat16, float16), and kept on disk for
-later processes. Writing and copying blocks is left to PyTorch, which does it at the speed of memory.
+It is compiled when it is first used, once per kind of cache (float32, float64, bfloat16, float16), and kept
+on disk for later processes. Writing and copying blocks is left to PyTorch, which does it at the speed of memory.
 vLLM: V0 `attention/backends/torch_sdpa.py`, V1 `v1/attention/backends/cpu_attn.py`.
 """
 

@@ -1,5 +1,7 @@
 """`refengine bench engine`: this engine beside `transformers`, interleaved in one process.
 
+Beside its `generate`, or beside its continuous batching, which is nearer to what an engine does and much slower.
+
 Ratios within one run are the only numbers that mean anything on a shared machine. So both engines run the same
 random 4M-parameter model, in fp32, on one thread, turn by turn; CPU seconds are counted, not wall time; the
 fastest round counts; and before anything is timed both must have produced the same tokens.
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -26,8 +29,10 @@ from refengine.llm import LLM
 from refengine.sampling import SamplingParams
 
 VOCAB_SIZE = 512
-PROMPT_TOKENS = 32
+PROMPT_TOKENS, LONG_PROMPT_TOKENS = 32, 512
 SHARED_TOKENS, OWN_TOKENS, SHARING_REQUESTS, SHARING_NEW_TOKENS = 384, 16, 16, 8
+CONTINUOUS_PAGE, CONTINUOUS_BLOCKS = 16, 1024  # of transformers' continuous batching
+POOL_BYTES = 40 << 20  # of ours; the largest workload needs 34
 
 Batch = list[list[int]]
 Generate = Callable[[Batch, int], Batch]  # prompts, new tokens -> new tokens of each
@@ -57,10 +62,10 @@ class Result:
 
 def run_bench(against: str, rounds: int, new_tokens: int, json_file: Path | None, console: Console) -> None:
     """Measures and prints one row per workload. Raises: ConfigError if the other engine is not to be had."""
-    one_of("against", against, ("transformers",))
+    one_of("against", against, tuple(AGAINST))
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
-        theirs = _transformers(Path(directory))
+        theirs = AGAINST[against](_transformers(Path(directory)))
         ours = _ours(directory)
     workloads = _workloads(new_tokens)
     results = []
@@ -104,15 +109,16 @@ def _workloads(new_tokens: int) -> list[Workload]:
     def draw(rows: int, length: int) -> Batch:
         return torch.randint(3, VOCAB_SIZE, (rows, length), generator=generator).tolist()
 
+    prefill = Workload(f"prefill, {LONG_PROMPT_TOKENS} tokens", draw(1, LONG_PROMPT_TOKENS), 1)
     decode = [Workload(f"decode, batch {n}", draw(n, PROMPT_TOKENS), new_tokens) for n in (1, 8, 32)]
     shared = draw(1, SHARED_TOKENS)[0]
     prompts = [shared + own for own in draw(SHARING_REQUESTS, OWN_TOKENS)]
     name = f"{SHARING_REQUESTS} requests, {SHARED_TOKENS} tokens shared"
-    return [*decode, Workload(name, prompts, SHARING_NEW_TOKENS)]
+    return [prefill, *decode, Workload(name, prompts, SHARING_NEW_TOKENS)]
 
 
-def _transformers(directory: Path) -> Generate:
-    """Makes the random model, saves it for our engine, and wraps `generate`. Mutates: the directory."""
+def _transformers(directory: Path) -> Any:
+    """Makes the random model and saves it for our engine. Mutates: the directory."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -134,25 +140,51 @@ def _transformers(directory: Path) -> Generate:
     )
     model = Qwen3ForCausalLM(config).eval()
     model.save_pretrained(directory)
+    return model
+
+
+def _generate(model: Any) -> Generate:
+    """`model.generate`: one batch of equal lengths, from the first token to the last."""
 
     def generate(prompts: Batch, new_tokens: int) -> Batch:
         ids = torch.tensor(prompts)
         with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new_tokens,
-                min_new_tokens=new_tokens,
-                do_sample=False,
-                pad_token_id=0,
-            )
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), **_greedy(new_tokens))
         return out[:, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
 
     return generate
 
 
+def _generate_batch(model: Any) -> Generate:
+    """`model.generate_batch`: continuous batching over pages, with shared prefixes."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    pages = ContinuousBatchingConfig(
+        page_size=CONTINUOUS_PAGE, num_blocks=CONTINUOUS_BLOCKS, max_batch_tokens=512
+    )
+
+    def generate(prompts: Batch, new_tokens: int) -> Batch:
+        config = GenerationConfig(**_greedy(new_tokens), eos_token_id=-1)
+        outputs = model.generate_batch(prompts, generation_config=config, continuous_batching_config=pages)
+        by_prompt = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
+        return [list(by_prompt[tuple(prompt)]) for prompt in prompts]
+
+    return generate
+
+
+def _greedy(new_tokens: int) -> dict[str, Any]:
+    return {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+
+
+AGAINST = {"transformers": _generate, "transformers-continuous": _generate_batch}
+
+
 def _ours(directory: str) -> Generate:
-    llm = LLM(directory, max_num_seqs=64, max_num_batched_tokens=8192)
+    # Blocks are used in turn. A small pool, gone through once before the first round, or every round would be charged
+    # with memory that the system hands out for the first time.
+    llm = LLM(directory, max_num_seqs=64, max_num_batched_tokens=8192, kv_cache_bytes=POOL_BYTES)
+    filling = torch.arange(20 * LONG_PROMPT_TOKENS).remainder(VOCAB_SIZE - 3).add(3).view(20, -1)
+    llm.generate(filling.tolist(), SamplingParams(max_tokens=1))
 
     def generate(prompts: Batch, new_tokens: int) -> Batch:
         # Every round starts cold: what is shared is shared within the workload, not with the round before.

@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -19,12 +20,12 @@ from rich.markup import escape
 from rich.table import Table
 
 MINIMUM_PYTHON = (3, 10)
-REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "cbor2", "xxhash", "rich", "typer")
+REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "cbor2", "xxhash", "rich", "typer", "numba", "greenlet")
 OPTIONAL = {
     "jupyterlab": "read the chapters: pip install -e '.[lab]'",
     "ipywidgets": "step through pictures in a notebook: pip install -e '.[lab]'",
     "matplotlib": "draw the pictures: pip install -e '.[lab]'",
-    "numba": "write CUDA kernels: pip install -e '.[gpu]'",
+    "numba-cuda": "run the CUDA kernels on a GPU: pip install -e '.[gpu]'",
     "transformers": "run the tests: pip install -e '.[dev]'",
     "huggingface_hub": "load models by name: pip install -e '.[hub]'",
 }
@@ -43,7 +44,7 @@ def examine() -> list[Finding]:
     """Looks at Python, the packages, the shipped model and the GPU. Changes nothing."""
     python = Finding("python", platform.python_version(), sys.version_info < MINIMUM_PYTHON)
     packages = [*map(_required, REQUIRED), *map(_optional, OPTIONAL)]
-    return [python, *packages, _kernels(), _tiny_model(), _gpu(), _threads()]
+    return [python, *packages, _kernels(), _tiny_model(), _attention(), _gpu(), _threads()]
 
 
 def run_doctor(console: Console) -> int:
@@ -97,6 +98,21 @@ def _kernels() -> Finding:
     except importlib.metadata.PackageNotFoundError:
         return Finding("kernels", "ours")
     return Finding("kernels", f"ours; the hub's `kernels` {other} is installed too and hidden in this folder")
+
+
+def _attention() -> Finding:
+    """What attention ran on when the tiny model spoke, and whether it had to be compiled for that."""
+    try:
+        from kernels.cpu.attention import attend
+    except Exception as error:  # numba is there but does not work with what else is
+        return Finding("attention", f"the cpu backend cannot be imported: {error}", is_fault=True)
+    state = "found compiled in" if attend.stats.cache_hits else "compiled just now and kept in"
+    return Finding("attention", f"backend cpu on the CPU, {state} {_short(Path(attend.stats.cache_path))}")
+
+
+def _short(folder: Path) -> str:
+    """Relative to where we are, if it is inside."""
+    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
 def _tiny_model() -> Finding:

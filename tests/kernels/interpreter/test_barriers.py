@@ -144,7 +144,10 @@ def test_an_endless_loop_ends() -> None:
     assert "max_accesses" in str(error) and error.source == "while flag[0] == 0:"
 
 
-def test_the_limit_is_over_the_whole_launch() -> None:
+@pytest.mark.parametrize("at_once", [1, 1000])  # accesses after which the log is looked at and emptied
+def test_the_limit_is_over_the_whole_launch(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.interpreter.launch.ACCESSES_AT_ONCE", at_once)
+
     @cuda.jit
     def kernel(out):
         out[cuda.grid(1)] = 1.0

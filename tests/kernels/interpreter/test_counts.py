@@ -291,6 +291,21 @@ def test_iterations_are_kept_apart() -> None:
     assert (total.requests, total.lanes, total.sectors) == (4, 8 * (1 + 2 + 3 + 4), 4 + 3 + 2 + 1)
 
 
+def test_after_a_sync_lanes_are_together_again() -> None:
+    """Odd lanes read once more before the sync; the reads behind it are one request all the same."""
+
+    @cuda.jit
+    def kernel(out, a):
+        i = cuda.threadIdx.x
+        for k in range(2):
+            for _ in range(2 if k == 0 and i % 2 else 1):
+                out[i] += a[i]
+            cuda.syncwarp()
+
+    total = launch(kernel, (1, 32), np.zeros(32, np.float32), np.zeros(32, np.float32)).total(array="a")
+    assert (total.requests, total.lanes) == (2 + 1, 48 + 32)
+
+
 def test_an_array_that_nobody_has() -> None:
     report = launch(warp_sum, (1, 32), np.zeros(32, np.float32), np.zeros(32, np.float32))
     assert report.total(array="a").requests == 1

@@ -194,6 +194,24 @@ def last_block_sums(out, partial, counter, a):
 
 
 @cuda.jit
+def last_block_sums_what_all_threads_wrote(out, partial, counter, a):
+    """One thread fences and counts for the whole block, and one tells the whole block."""
+    last = cuda.shared.array(1, int32)
+    i = cuda.threadIdx.x
+    partial[cuda.grid(1)] = a[cuda.grid(1)]
+    cuda.syncthreads()
+    if i == 0:
+        cuda.threadfence()
+        last[0] = cuda.atomic.add(counter, 0, 1) == cuda.gridDim.x - 1
+    cuda.syncthreads()
+    if last[0] and i == 1:
+        total = 0.0
+        for k in range(len(partial)):
+            total += partial[k]
+        out[0] = total
+
+
+@cuda.jit
 def last_thread_sums(out, a):
     """The same within a block, with no barrier at all."""
     tile = cuda.shared.array(32, float32)
@@ -336,6 +354,12 @@ CASES = {
         (4, 32),
         lambda: (zeros(1), zeros(4), zeros(1, np.int32), A128),
         lambda: A128.sum(keepdims=True),
+    ),
+    "last block, all threads": Case(
+        last_block_sums_what_all_threads_wrote,
+        (4, 8),
+        lambda: (zeros(1), zeros(32), zeros(1, np.int32), A64),
+        lambda: A64[:32].sum(keepdims=True),
     ),
     "last thread": Case(
         last_thread_sums, (1, 32), lambda: (zeros(1), A64), lambda: A64[:32].sum(keepdims=True)
