@@ -26,6 +26,8 @@ OPTIONAL = {
     "ipywidgets": "step through pictures in a notebook: pip install -e '.[lab]'",
     "matplotlib": "draw the pictures: pip install -e '.[lab]'",
     "numba-cuda": "run the CUDA kernels on a GPU: pip install -e '.[gpu]'",
+    "nvidia-cuda-nvdisasm": "read the kernels' machine code: pip install -e '.[sass]'",
+    "gguf": "read quantized GGUF files: pip install -e '.[gguf]'",
     "transformers": "run the tests: pip install -e '.[dev]'",
     "huggingface_hub": "load models by name: pip install -e '.[hub]'",
 }
