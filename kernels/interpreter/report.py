@@ -51,7 +51,7 @@ COUNTED = tuple(f.name for f in fields(Record) if f.name not in IDENTITY)
 SHOWN = ("requests", "bytes", "sectors", "wavefronts")
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The accesses of all launches inside one `interpret`.
 
@@ -154,6 +154,8 @@ class Report:
 
     def __str__(self) -> str:
         return self.table()
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head, *rows = self._rows()
