@@ -29,7 +29,8 @@ def kernel_blocks(block_tables: Tensor, manager_block_size: int, kernel_block_si
     Args:
         block_tables: `[num_seqs, max_blocks]` ids of manager blocks.
     Returns: `[num_seqs, max_blocks * ratio]` ids of kernel blocks.
-    vLLM: V1 `BlockTable.map_to_kernel_blocks` in v1/worker/block_table.py.
+    vLLM: V1 0.33.0 `prepare_kernel_block_sizes`, `map_kv_caches_to_kernel_blocks` in v1/worker/utils.py, which view
+    the cache in smaller blocks.
     """
     ratio = manager_block_size // kernel_block_size
     if ratio == 1:
