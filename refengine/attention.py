@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels import Backend, BackendError, backend_for, plan_step
 from refengine.errors import ConfigError
+from refengine.gpu import to_device
 from refengine.kv_cache import KVCache
 
 
@@ -26,6 +27,15 @@ class AttentionMetadata:
     block_tables: Tensor  # [num_seqs, max_blocks] integer; entries past a sequence's end may hold anything
     query_start_loc: Tensor  # [num_seqs + 1] integer: first row of each sequence, and the number of all rows
     seq_lens: Tensor  # [num_seqs] integer: tokens in each sequence, this step's included
+
+    def to(self, device: torch.device) -> AttentionMetadata:
+        """The same, there, from tensors on the host."""
+        return AttentionMetadata(
+            to_device(self.slot_mapping, device),
+            to_device(self.block_tables, device),
+            to_device(self.query_start_loc, device),
+            to_device(self.seq_lens, device),
+        )
 
     @property
     def num_tokens(self) -> int:

@@ -24,24 +24,25 @@ app.add_typer(bench, name="bench")
 
 @app.command()
 def demo(
-    model: Annotated[str, typer.Option(help='"tiny", a model directory, or "org/name" on the hub')] = "tiny",
+    model: Annotated[str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a .gguf file, or "org/name"')] = "tiny",
     engine: Annotated[str, typer.Option(help="which generation runs: v0, v1 or both")] = "v1",
     facts: Annotated[int, typer.Option(min=1, max=30, help="facts in the text that all prompts share")] = 10,
     questions: Annotated[int, typer.Option(min=1, max=30, help="prompts, each with another question")] = 6,
     seed: Annotated[int, typer.Option(help="draws another text and other questions")] = 0,
     block_size: Annotated[int, typer.Option(min=1, help="tokens per block")] = 16,
     corrupt: Annotated[
-        bool, typer.Option(help="shift the cached values by one block after the first request")
+        bool, typer.Option(help="after the first request, shift cached values by one block, wipe cached states")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="write the record of every step to this file")] = None,
     parts: Annotated[
         str | None, typer.Option(help='"mine", a notebook or "module:Name": run on these parts')
     ] = None,
+    device: Annotated[str, typer.Option(help="where the engine runs: cpu or cuda")] = "cpu",
 ) -> None:
     """Prompts that share a long text: who computed what, who found what, and what it was worth."""
     from refengine.commands.demo import DemoOptions, run_demo
 
-    options = DemoOptions(model, engine, facts, questions, seed, block_size, corrupt, json, parts)
+    options = DemoOptions(model, engine, facts, questions, seed, block_size, corrupt, json, parts, device)
     run_demo(options, Console())
     if parts is not None:
         from refengine.commands.pressure import run_under_pressure
@@ -53,7 +54,7 @@ def demo(
 def follow(
     prompt: Annotated[str | None, typer.Argument(help="the request; none: a text and a question")] = None,
     engine: Annotated[str, typer.Option(help="which generation: v0, v1 or both")] = "both",
-    model: Annotated[str, typer.Option(help='"tiny", a model directory, or "org/name" on the hub')] = "tiny",
+    model: Annotated[str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a .gguf file, or "org/name"')] = "tiny",
     warm: Annotated[
         str | None,
         typer.Option(help='what runs before it; none: the same text, another question; "": nothing'),

@@ -96,11 +96,13 @@ class EngineConfig(Options):
     device: str = "cpu"
     dtype: str = "float32"
     backend: str | None = None  # attention kernels; None: chosen by device
+    cuda_graphs: bool = True  # record decode steps, on a GPU
     seed: int = 0  # for sampled requests that bring no seed of their own
 
     block_size: int = 16  # tokens per block
     num_blocks: int | None = None  # blocks, null block included; None: as many as fit in kv_cache_bytes
-    kv_cache_bytes: int = 256 * 2**20
+    kv_cache_bytes: int | None = None  # None: 256 MiB on a CPU, on a GPU by gpu_memory_utilization
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights, a step's results and the cache
     max_model_len: int | None = None  # tokens, prompt and output together; None: what the model was made for
     enable_prefix_caching: bool = True
     hash_algorithm: str = "sha256"
@@ -150,5 +152,9 @@ class EngineConfig(Options):
             watermark=0,
         )
         self.check_kinds()
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization!r}"
+            )
         if self.watermark >= 1:
             raise ConfigError(f"watermark {self.watermark} would keep every block free; it must be below 1")

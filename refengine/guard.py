@@ -23,6 +23,7 @@ from refengine.v1.kv_cache_manager import KVCacheManager
 # Checked after every public call of such a part, by means of its public attributes only.
 AFTER_EACH_CALL: dict[str, Callable[[Any], None]] = {"free_queue": check_queue, "block_pool": check_pool}
 SHOWN_CHARS = 60
+LOOKUPS = ("full_attention", "sliding_window")  # slots whose part looks prefixes up
 LOOKING = ("check_integrity", "snapshot")  # they only look, and what they find may be another part's doing
 
 # By how much each call on a free queue changes its count.
@@ -141,8 +142,9 @@ def _broken_invariant(check: Callable[[Any], None], part: Any) -> str | None:
 
 
 def _num_users(group: Any) -> int:
-    """All reference counts of the pool together."""
-    return sum(block.ref_count for block in group.pool.blocks)
+    """All reference counts of the pool together, of a group or of whoever asks all groups."""
+    pool = getattr(group, "pool", None) or group.groups[0].pool
+    return sum(block.ref_count for block in pool.blocks)
 
 
 def _problem(
@@ -156,8 +158,10 @@ def _problem(
         blocks = result if isinstance(result, list) else []
         if len(blocks) != given[0] or not all(isinstance(block, KVCacheBlock) for block in blocks):
             return f"it returned {_short(result)} instead of a list of {given[0]} blocks"
-    if slot == "full_attention" and name == "find_longest_cache_hit":
+    if slot in LOOKUPS and name == "find_longest_cache_hit":
         return _hit_problem(part, given[1], result)
+    if slot == "coordinator" and name == "find_longest_cache_hit":
+        return _common_hit_problem(part, given[1], result)
     if slot == "kv_cache_manager" and name == "get_computed_blocks":
         return _lookup_problem(given[0], result)
     if slot == "kv_cache_manager" and name == "allocate_slots" and result is not None:
@@ -184,6 +188,23 @@ def _hit_problem(group: Any, max_length: int, result: Any) -> str | None:
         return f"it returned {_short(result)} instead of a list of blocks"
     if len(result) * group.block_size > max_length:
         return f"it found {len(result) * group.block_size} tokens, more than the {max_length} that were asked for"
+    return None
+
+
+def _common_hit_problem(coordinator: Any, max_length: int, result: Any) -> str | None:
+    if not (isinstance(result, tuple) and len(result) == 3 and isinstance(result[1], int)):
+        return f"it returned {_short(result)} instead of (blocks of each group, number of tokens, boundary)"
+    blocks, length, _ = result
+    if not (isinstance(blocks, tuple) and len(blocks) == len(coordinator.groups)):
+        return f"it returned {_short(blocks)} instead of a tuple with the blocks of each group"
+    if not 0 <= length <= max_length:
+        return f"it found {length} tokens, and {max_length} were asked for"
+    for group, found in zip(coordinator.groups, blocks, strict=True):
+        if len(found) * group.block_size != length:
+            return (
+                f"group {group.spec.group_id} has {len(found)} blocks of {group.block_size} tokens in a hit of "
+                f"{length} tokens"
+            )
     return None
 
 

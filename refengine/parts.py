@@ -28,7 +28,9 @@ from refengine.hashing import HashBlock
 from refengine.sampling import Sampler, sample
 from refengine.v1.block import FreeKVCacheBlockQueue
 from refengine.v1.block_pool import BlockPool
+from refengine.v1.coordinator import HybridKVCacheCoordinator
 from refengine.v1.groups.full_attention import FullAttentionManager
+from refengine.v1.groups.sliding_window import SlidingWindowManager
 from refengine.v1.kv_cache_manager import KVCacheManager
 from refengine.v1.scheduler import Scheduler
 
@@ -46,6 +48,8 @@ class Parts:
     free_queue: type[FreeKVCacheBlockQueue] = FreeKVCacheBlockQueue
     block_pool: type[BlockPool] = BlockPool
     full_attention: type[FullAttentionManager] = FullAttentionManager
+    sliding_window: type[SlidingWindowManager] = SlidingWindowManager
+    coordinator: type[HybridKVCacheCoordinator] = HybridKVCacheCoordinator
     kv_cache_manager: type[KVCacheManager] = KVCacheManager
     scheduler: type[Scheduler] = Scheduler
     sampler: Sampler = sample
@@ -63,6 +67,8 @@ class Parts:
 SLOTS = tuple(f.name for f in fields(Parts))
 SUBCLASSED = {
     "full_attention": FullAttentionManager,
+    "sliding_window": SlidingWindowManager,
+    "coordinator": HybridKVCacheCoordinator,
     "kv_cache_manager": KVCacheManager,
     "scheduler": Scheduler,
 }

@@ -38,13 +38,14 @@ def mask_picture(
     tables: Sequence[Sequence[int]] = (),
     block_size: int = 4,
     title: str = "Who sees which key",
+    legend: str = LEGEND,
 ) -> Picture:
     """Masks side by side, each `[num_queries, num_keys]` of booleans, under its name.
 
     The queries of each are the last of its tokens. `right`: frames the cells in which a mask differs from it.
     `tables`: one block table per mask, or none at all; it is written over the keys, and shared blocks are coloured.
     """
-    words_width = max(text_width(title, LARGE, True), text_width(LEGEND, SMALL))
+    words_width = max(text_width(title, LARGE, True), text_width(legend, SMALL))
     canvas = Canvas(max(_width(masks), words_width + 2 * MARGIN))
     canvas.text(MARGIN, 28, title, size=LARGE, bold=True)
     left, words = float(MARGIN), [f"{title}."]
@@ -57,7 +58,7 @@ def mask_picture(
         words += _words(name, mask, right, table)
         left += _panel(name, mask) + GAP
     below = canvas.height + 24
-    canvas.text(MARGIN, below, LEGEND, size=SMALL, fill=GREY)
+    canvas.text(MARGIN, below, legend, size=SMALL, fill=GREY)
     if shared:
         canvas.text(MARGIN, below + 16, "coloured block: in more than one table", size=SMALL, fill=GREY)
         words.append(f"In more than one table: block {', '.join(map(str, sorted(shared)))}.")

@@ -44,6 +44,7 @@ class DemoOptions:
     corrupt: bool = False
     json_file: Path | None = None
     parts: str | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def run_demo(options: DemoOptions, console: Console) -> None:
     with Progress(console=console, transient=True) as progress:
         total = 2 * len(engines) * min(options.questions, len(drawn.questions))
         task = progress.add_task("answering", total=total)
-        LLM(options.model).generate(
+        LLM(options.model, device=options.device, num_blocks=NUM_BLOCKS).generate(
             [drawn.context], SamplingParams(max_tokens=2)
         )  # first calls are slow: not timed
         for engine in engines:
@@ -127,6 +128,7 @@ def _run(options: DemoOptions, drawn: World, caching: bool, advance: Callable[[]
     llm = LLM(
         options.model,
         engine=options.engine,
+        device=options.device,
         block_size=options.block_size,
         enable_prefix_caching=caching,
         observer=recorder,

@@ -76,6 +76,7 @@ def run_hybrid_demo(options: DemoOptions, console: Console) -> None:
     llm = LLM(
         options.model,
         engine="v0" if options.engine == "both" else options.engine,  # which refuses, and says why
+        device=options.device,
         block_size=options.block_size,
         num_blocks=NUM_BLOCKS,
         observer=recorder,

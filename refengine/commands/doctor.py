@@ -20,7 +20,18 @@ from rich.markup import escape
 from rich.table import Table
 
 MINIMUM_PYTHON = (3, 10)
-REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "cbor2", "xxhash", "rich", "typer", "numba", "greenlet")
+REQUIRED = (
+    "torch",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "cbor2",
+    "xxhash",
+    "rich",
+    "typer",
+    "numba",
+    "greenlet",
+)
 OPTIONAL = {
     "jupyterlab": "read the chapters: pip install -e '.[lab]'",
     "ipywidgets": "step through pictures in a notebook: pip install -e '.[lab]'",
@@ -46,7 +57,7 @@ def examine() -> list[Finding]:
     """Looks at Python, the packages, the shipped model and the GPU. Changes nothing."""
     python = Finding("python", platform.python_version(), sys.version_info < MINIMUM_PYTHON)
     packages = [*map(_required, REQUIRED), *map(_optional, OPTIONAL)]
-    return [python, *packages, _kernels(), _tiny_model(), _attention(), _gpu(), _threads()]
+    return [python, *packages, _kernels(), _tiny_model(), _attention(), *_gpu(), _threads()]
 
 
 def run_doctor(console: Console) -> int:
@@ -59,7 +70,7 @@ def run_doctor(console: Console) -> int:
     console.print(table)
     faults = [finding.what for finding in findings if finding.is_fault]
     device = (
-        "the GPU is there for kernels"
+        "on the CPU, and with device='cuda' on the GPU"
         if torch.cuda.is_available()
         else "on the CPU; nothing here needs a GPU"
     )
@@ -130,10 +141,26 @@ def _tiny_model() -> Finding:
     return Finding("tiny model", f"says {output.text.strip()!r}")
 
 
-def _gpu() -> Finding:
+def _gpu() -> list[Finding]:
+    """The GPU that torch would use, and what compiles kernels for it. Neither is needed."""
     if not torch.cuda.is_available():
-        return Finding("GPU", "none that torch can use")
-    return Finding("GPU", f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
+        return [Finding("GPU", "none that torch can use")]
+    try:
+        from kernels.cuda import check_device
+        from kernels.dispatch import BackendError
+        from kernels.gpu_stages import versions
+
+        facts = {row["what"]: row["found"] for row in versions()}
+        gpu = f"{facts['GPU']}, {facts['memory, bytes'] / 2**30:.0f} GiB, driver {facts['driver']}"
+        gpu += f", CUDA {facts['CUDA of torch']} in torch"
+        try:
+            check_device(torch.device("cuda"))
+            compiler = f"numba-cuda {facts['numba-cuda']}, libnvvm {facts['libnvvm']}"
+        except BackendError as error:
+            compiler = str(error)
+    except Exception as error:  # a driver that is half there can fail in any way
+        return [Finding("GPU", f"there is one, but {type(error).__name__}: {error}")]
+    return [Finding("GPU", gpu), Finding("CUDA kernels", compiler)]
 
 
 def _threads() -> Finding:

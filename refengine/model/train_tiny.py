@@ -1,8 +1,8 @@
-"""How the shipped models were made, and how to make them again: one file, one thread, less than an hour.
+"""How the shipped models were made, and how to make them again: one thread, an hour at most.
 
     python -m refengine.model.train_tiny --out DIR --minutes 48
     python -m refengine.model.train_tiny --out DIR --minutes 48 --resume DIR    # after an interruption
-    python -m refengine.model.train_tiny --model hybrid --out DIR --minutes 50
+    python -m refengine.model.train_tiny --model hybrid --out DIR --minutes 60
 
 A model must learn one thing: to find in its context the fact that a question is about, and to repeat it.
 That takes two heads in a row (an induction circuit): one tells each token what stood before it, the other

@@ -11,15 +11,17 @@ import itertools
 from collections.abc import Sequence as SequenceOf
 
 from refengine.config import EngineConfig
+from refengine.cuda_graphs import GraphLimits
 from refengine.errors import ConfigError, RequestError
 from refengine.hashing import Adapter
-from refengine.kv_cache import KVCache, blocks_that_fit
+from refengine.kv_cache import KVCache
 from refengine.limits import RequestLimits, max_model_len
 from refengine.model.config import FULL_ATTENTION, ModelConfig
 from refengine.model.decoder import Decoder
 from refengine.outputs import SampledTokens, StepOutput
 from refengine.parts import Parts
 from refengine.sampling import SamplingParams
+from refengine.sizing import choose_num_blocks
 from refengine.trace.observer import Observer, PoolSnapshot
 from refengine.v0.block_manager import BlockManager
 from refengine.v0.scheduler import Scheduler
@@ -50,9 +52,7 @@ class LLMEngine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len = max_model_len(config, model.config)
         dtype, device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
-        self.num_blocks = config.num_blocks or blocks_that_fit(
-            config.kv_cache_bytes, model.config, config.block_size, dtype
-        )
+        self.num_blocks = choose_num_blocks(config, model)
         self.limits = RequestLimits(
             model.config.vocab_size, self.max_model_len, config.block_size, self.num_blocks
         )
@@ -71,6 +71,7 @@ class LLMEngine:
             [self._cpu_cache(model)],
             chunked_prefill=config.enable_chunked_prefill,
             backend=self.parts.attention or config.backend,
+            graph_limits=GraphLimits.of(config, self.max_model_len) if config.cuda_graphs else None,
             sampler=self.parts.sampler,
             observer=observer,
         )

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import Backend
-from refengine.attention import causal_attention, choose_backend
+from kernels import Backend, plan_step
+from refengine.attention import AttentionMetadata, causal_attention, choose_backend
+from refengine.cuda_graphs import GraphLimits, LayerTable, graphs_for
+from refengine.gpu import new_stream, on_stream, to_device
 from refengine.kv_cache import KVCache
 from refengine.model.decoder import Decoder
 from refengine.model.lora import LoadedAdapters
@@ -35,11 +37,20 @@ class PhasedAttention:
 
     def __init__(self, kv_cache: KVCache, model_input: ModelInput, backend: Backend) -> None:
         self.layers, self.input, self.backend = kv_cache.layers, model_input, backend
-        device = kv_cache.layers[0][0].device
-        self.slots = torch.tensor(model_input.slot_mapping, device=device)
-        self.tables = torch.tensor(model_input.block_tables, device=device, dtype=torch.int64)
-        self.seq_lens = torch.tensor(model_input.seq_lens, device=device)
-        self.starts = torch.tensor(model_input.query_start_loc, device=device)
+        key_cache = kv_cache.layers[0][0]
+        metadata = metadata_of(model_input).to(key_cache.device)
+        self.slots, self.tables, self.seq_lens = (
+            metadata.slot_mapping,
+            metadata.block_tables,
+            metadata.seq_lens,
+        )
+        n, tokens = model_input.num_prefills, model_input.num_prefill_tokens
+        self.prompts_read_pages = any(model_input.block_tables[:n])
+        if self.prompts_read_pages:
+            starts = metadata.query_start_loc[: n + 1]
+            self.prompts = plan_step(
+                backend, self.slots[:tokens], self.tables[:n], starts, self.seq_lens[:n], key_cache
+            )
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query `[num_tokens, num_heads, head_dim]`; prompts first. Mutates: the cache of this layer."""
@@ -48,18 +59,8 @@ class PhasedAttention:
         n, tokens = self.input.num_prefills, self.input.num_prefill_tokens
         scale = query.shape[-1] ** -0.5
         parts = []
-        if n and self.tables.shape[1] and any(self.input.block_tables[:n]):
-            parts.append(
-                self.backend.paged_attention(
-                    query[:tokens],
-                    key_cache,
-                    value_cache,
-                    self.tables[:n],
-                    self.starts[: n + 1],
-                    self.seq_lens[:n],
-                    scale,
-                )
-            )
+        if self.prompts_read_pages:
+            parts.append(self.prompts.attend(query[:tokens], key_cache, value_cache, scale))
         elif n:
             parts.append(self._prompts_alone(layer, query[:tokens], key[:tokens], value[:tokens]))
         if n < len(self.input.seq_lens):
@@ -76,6 +77,16 @@ class PhasedAttention:
         return torch.cat([causal_attention(layer, q, k, v) for q, k, v in each])
 
 
+def metadata_of(model_input: ModelInput) -> AttentionMetadata:
+    """A step's metadata as tensors on the host."""
+    return AttentionMetadata(
+        torch.tensor(model_input.slot_mapping),
+        torch.tensor(model_input.block_tables, dtype=torch.int64),
+        torch.tensor(model_input.query_start_loc),
+        torch.tensor(model_input.seq_lens),
+    )
+
+
 class Worker:
     """One KV cache per virtual engine, on the GPU and on the CPU; without pipeline stages there is one of each."""
 
@@ -88,6 +99,7 @@ class Worker:
         *,
         chunked_prefill: bool = False,
         backend: str | Backend | None = None,
+        graph_limits: GraphLimits | None = None,
         sampler: Sampler = sample,
         observer: Observer | None = None,
     ) -> None:
@@ -99,6 +111,11 @@ class Worker:
         self.chunked_prefill = chunked_prefill
         self.device = model.embed_tokens.weight.device
         self.backend = choose_backend(self.device, backend)
+        self.stream = new_stream(self.device)
+        tables = [LayerTable()] * model.config.num_layers
+        self.graphs = [
+            graphs_for(model, cache, self.backend, tables, graph_limits, self.stream) for cache in gpu_caches
+        ]
         self.sampler = sampler
         self.observer = observer
 
@@ -112,18 +129,30 @@ class Worker:
         )
         for group in metadata:
             builder.add_seq_group(group)
-        self._move_blocks(out, virtual_engine)
-        if not metadata:
-            return SampledTokens()
-        model_input = builder.build()
-        if self.observer is not None:
-            for group, seq in zip(metadata, builder.seqs, strict=True):
-                self.observer.mark("run", group.request_id, start=seq.context_len, num_tokens=seq.query_len)
-        attend = PhasedAttention(self.gpu_caches[virtual_engine], model_input, self.backend)
-        tokens = torch.tensor(model_input.input_tokens, device=self.device)
-        positions = torch.tensor(model_input.input_positions, device=self.device)
+        with on_stream(self.stream):
+            self._move_blocks(out, virtual_engine)
+            if not metadata:
+                return SampledTokens()
+            model_input = builder.build()
+            if self.observer is not None:
+                for group, seq in zip(metadata, builder.seqs, strict=True):
+                    self.observer.mark(
+                        "run", group.request_id, start=seq.context_len, num_tokens=seq.query_len
+                    )
+            return self._sample(metadata, model_input, self._forward(model_input, virtual_engine))
+
+    def _forward(self, model_input: ModelInput, virtual_engine: int) -> Tensor:
+        """The hidden states of the step, from a graph if there is one for it. Mutates: the KV cache."""
+        tokens, positions = torch.tensor(model_input.input_tokens), torch.tensor(model_input.input_positions)
         adapt = self.adapters.for_tokens(model_input.lora_mapping)
-        return self._sample(metadata, model_input, self.model(tokens, positions, attend, adapt))
+        graphs = self.graphs[virtual_engine]
+        if graphs is not None and adapt is None and model_input.num_prefills == 0:
+            hidden = graphs.run(tokens, positions, [metadata_of(model_input)])
+            if hidden is not None:
+                return hidden
+        attend = PhasedAttention(self.gpu_caches[virtual_engine], model_input, self.backend)
+        tokens, positions = to_device(tokens, self.device), to_device(positions, self.device)
+        return self.model(tokens, positions, attend, adapt)  # type: ignore[no-any-return]
 
     def _move_blocks(self, out: SchedulerOutputs, virtual_engine: int) -> None:
         """Swap in, swap out, copy: before the model, and in this order. Mutates: the KV caches."""

@@ -8,7 +8,7 @@ vLLM: V0 none; V1 v1/core/kv_cache_coordinator.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from refengine.errors import ConfigError
 from refengine.hashing import BlockHash
@@ -49,8 +49,12 @@ def make_coordinator(
     *,
     enable_caching: bool = True,
     retention_interval: int | None = None,
+    make_hybrid: Callable[[Sequence[GroupManager], bool], KVCacheCoordinator] | None = None,
 ) -> KVCacheCoordinator:
-    """The coordinator for these groups. Raises: ConfigError for a kind or a combination that does not exist (yet)."""
+    """The coordinator for these groups. `make_hybrid`: the class for several; None: HybridKVCacheCoordinator.
+
+    Raises: ConfigError for a kind or a combination that does not exist (yet).
+    """
     if not specs:
         raise ConfigError("a model needs at least one cache group")
     for spec in specs:
@@ -61,7 +65,7 @@ def make_coordinator(
     groups = [managers[spec.kind](spec, pool, retention) for spec in specs]
     if len(groups) == 1:
         return UnitaryKVCacheCoordinator(groups, drop_last)
-    return HybridKVCacheCoordinator(groups, drop_last)
+    return (make_hybrid or HybridKVCacheCoordinator)(groups, drop_last)
 
 
 class KVCacheCoordinator(ABC):

@@ -13,14 +13,16 @@ from functools import partial
 from typing import NoReturn
 
 from refengine.config import EngineConfig
+from refengine.cuda_graphs import GraphLimits
 from refengine.errors import IntegrityError, PartError, RequestError
 from refengine.hashing import Adapter, BlockHasher
-from refengine.kv_cache import KVCache, blocks_that_fit
+from refengine.kv_cache import KVCache
 from refengine.limits import RequestLimits, max_model_len
 from refengine.model.decoder import Decoder
 from refengine.outputs import SampledTokens, StepOutput
 from refengine.parts import Parts
 from refengine.sampling import SamplingParams
+from refengine.sizing import choose_num_blocks
 from refengine.trace.observer import Observer, PoolSnapshot
 from refengine.v1.coordinator import MANAGERS
 from refengine.v1.groups.spec import FULL_ATTENTION, SLIDING_WINDOW
@@ -54,9 +56,7 @@ class EngineCore:
         self.observer = observer
         self.parts = parts = parts or Parts()
         dtype, device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
-        self.num_blocks = config.num_blocks or blocks_that_fit(
-            config.kv_cache_bytes, model.config, config.block_size, dtype
-        )
+        self.num_blocks = choose_num_blocks(config, model)
         kv_cache = KVCache(model.config, self.num_blocks, config.block_size, dtype, device)
         self.groups = layer_groups(model.config, config.block_size)
         self.hasher = self._make_hasher() if config.enable_prefix_caching else None
@@ -76,6 +76,7 @@ class EngineCore:
             kv_cache,
             InputBatch(config.max_num_seqs, self.max_model_len, config.block_size, len(self.groups)),
             backend=parts.attention or config.backend,
+            graph_limits=GraphLimits.of(config, self.max_model_len) if config.cuda_graphs else None,
             sampler=parts.sampler,
             observer=observer,
         )
@@ -112,6 +113,7 @@ class EngineCore:
                 FULL_ATTENTION: parts.full_attention,
                 SLIDING_WINDOW: parts.sliding_window,
             },
+            make_hybrid=parts.coordinator,
         )
 
     def _num_blocks_at_peak(self, num_tokens: int) -> int:

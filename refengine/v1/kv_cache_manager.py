@@ -16,7 +16,13 @@ from typing import Any
 from refengine.errors import IntegrityError
 from refengine.trace.observer import MarkKind, Observer, PoolSnapshot
 from refengine.v1.block_pool import BlockPool
-from refengine.v1.coordinator import MANAGERS, GroupBlocks, make_coordinator
+from refengine.v1.coordinator import (
+    MANAGERS,
+    GroupBlocks,
+    HybridKVCacheCoordinator,
+    KVCacheCoordinator,
+    make_coordinator,
+)
 from refengine.v1.events import KVCacheEvent
 from refengine.v1.groups.base import GroupManager
 from refengine.v1.groups.spec import GroupSpec
@@ -86,6 +92,7 @@ class KVCacheManager:
         observer: Observer | None = None,
         make_block_pool: Callable[..., BlockPool] = BlockPool,
         managers: Mapping[str, type[GroupManager]] = MANAGERS,
+        make_hybrid: Callable[..., KVCacheCoordinator] = HybridKVCacheCoordinator,
     ) -> None:
         """`num_blocks`: null block included. `drop_last`: see KVCacheCoordinator.
 
@@ -105,6 +112,7 @@ class KVCacheManager:
             managers,
             enable_caching=enable_caching,
             retention_interval=retention_interval,
+            make_hybrid=make_hybrid,
         )
         self.empty = KVCacheBlocks(tuple([] for _ in groups))
         self.watermark_blocks = int(watermark * num_blocks)

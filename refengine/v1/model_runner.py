@@ -17,6 +17,8 @@ from torch import Tensor
 
 from kernels import Backend
 from refengine.attention import AttentionMetadata, PagedAttention, choose_backend
+from refengine.cuda_graphs import GraphedDecode, GraphLimits, LayerTable, graphs_for
+from refengine.gpu import new_stream, on_stream, to_device
 from refengine.kv_cache import KVCache
 from refengine.model.decoder import Adapt, Attend, Decoder
 from refengine.model.linear_attention import Recur
@@ -33,13 +35,23 @@ from refengine.v1.scheduler_output import ScheduledRequest, SchedulerOutput
 
 @dataclass(frozen=True)
 class ModelInput:
-    """One step as tensors. Tokens of all requests lie one after another, in the scheduler's order."""
+    """One step as tensors, made on the host. Tokens of all requests lie one after another, in the scheduler's order."""
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     metadata: AttentionMetadata  # of the first cache group, for most models the only one
     adapt: Adapt | None = None  # None: no request of the step has an adapter
     other_groups: tuple[AttentionMetadata, ...] = ()  # the same for further cache groups
+
+    @property
+    def groups(self) -> tuple[AttentionMetadata, ...]:
+        return (self.metadata, *self.other_groups)
+
+    def to(self, device: torch.device) -> ModelInput:
+        """The same, there. Adapters are there already."""
+        first, *others = (group.to(device) for group in self.groups)
+        token_ids, positions = to_device(self.token_ids, device), to_device(self.positions, device)
+        return ModelInput(token_ids, positions, first, self.adapt, tuple(others))
 
 
 class ModelRunner:
@@ -52,6 +64,7 @@ class ModelRunner:
         batch: InputBatch,
         *,
         backend: str | Backend | None = None,
+        graph_limits: GraphLimits | None = None,
         sampler: Sampler = sample,
         observer: Observer | None = None,
     ) -> None:
@@ -62,8 +75,22 @@ class ModelRunner:
         self.groups = layer_groups(model.config, kv_cache.block_size)
         self.device = model.embed_tokens.weight.device
         self.backend = choose_backend(self.device, backend)
+        self.stream = new_stream(self.device)
+        self.graphs = self._make_graphs(graph_limits)
         self.sampler = sampler
         self.observer = observer
+
+    def _make_graphs(self, limits: GraphLimits | None) -> GraphedDecode | None:
+        """Graphs for decode steps, if all layers attend: a recurrence reads from the device where pieces end."""
+        if any(group.spec.kind == MAMBA for group in self.groups):
+            return None
+        table_of = {
+            layer: LayerTable(i, group.spec.window)
+            for i, group in enumerate(self.groups)
+            for layer in group.layers
+        }
+        layers = [table_of[layer] for layer in sorted(table_of)]
+        return graphs_for(self.model, self.kv_cache, self.backend, layers, limits, self.stream)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> SampledTokens:
@@ -71,18 +98,25 @@ class ModelRunner:
         self._update_states(output)
         if not output.scheduled:
             return SampledTokens()
-        model_input = self._prepare_inputs(output.scheduled)
-        attend, recur = self._mixers(model_input)
-        tokens, positions = model_input.token_ids, model_input.positions
-        hidden = self.model(tokens, positions, attend, model_input.adapt, recur)
-        return self._sample(output.scheduled, hidden)
+        with on_stream(self.stream):
+            hidden = self._forward(self._prepare_inputs(output.scheduled))
+            return self._sample(output.scheduled, hidden)
+
+    def _forward(self, model_input: ModelInput) -> Tensor:
+        """The hidden states of the step, from a graph if there is one for it. Mutates: the KV cache."""
+        if self.graphs is not None and model_input.adapt is None:
+            hidden = self.graphs.run(model_input.token_ids, model_input.positions, model_input.groups)
+            if hidden is not None:
+                return hidden
+        there = model_input.to(self.device)
+        attend, recur = self._mixers(there)
+        return self.model(there.token_ids, there.positions, attend, there.adapt, recur)  # type: ignore[no-any-return]
 
     def _mixers(self, model_input: ModelInput) -> tuple[Attend, Recur | None]:
         """How the layers reach their past: attention by layer, with its group's tables, and recurrence."""
         attends: dict[int, Attend] = {}
         recur: Recur | None = None
-        metadata = (model_input.metadata, *model_input.other_groups)
-        for group, its_metadata in zip(self.groups, metadata, strict=True):
+        for group, its_metadata in zip(self.groups, model_input.groups, strict=True):
             if group.spec.kind == MAMBA:
                 recur = PagedRecurrence(self.kv_cache, its_metadata)
             else:
@@ -111,21 +145,21 @@ class ModelRunner:
         query_start_loc = np.concatenate(([0], counts.cumsum()))
         row_of_token = np.repeat(rows, counts)  # [num_tokens]
         positions = np.arange(query_start_loc[-1]) + np.repeat(first - query_start_loc[:-1], counts)
-        starts, lengths = self._tensor(query_start_loc), self._tensor(first + counts)
+        starts, lengths = torch.from_numpy(query_start_loc), torch.from_numpy(first + counts)
         groups = []
         for group in range(batch.block_tables.shape[1]):
             table = batch.block_tables[:, group]
             slots = table[row_of_token, positions // block_size] * block_size + positions % block_size
             width = batch.block_counts[rows, group].max()
-            tables = self._tensor(table[rows, :width])
-            groups.append(AttentionMetadata(self._tensor(slots), tables, starts, lengths))
+            tables = torch.from_numpy(table[rows, :width])
+            groups.append(AttentionMetadata(torch.from_numpy(slots), tables, starts, lengths))
         batch.num_computed_tokens[rows] += counts
         if self.observer is not None:
             for share, start in zip(scheduled, first.tolist(), strict=True):
                 self.observer.mark("run", share.request_id, start=start, num_tokens=share.num_tokens)
         return ModelInput(
-            self._tensor(batch.token_ids[row_of_token, positions]),
-            self._tensor(positions),
+            torch.from_numpy(batch.token_ids[row_of_token, positions]),
+            torch.from_numpy(positions),
             groups[0],
             self.adapters.for_requests([batch.adapters[row] for row in rows], counts),
             tuple(groups[1:]),
@@ -171,4 +205,4 @@ class ModelRunner:
             output.prompt_logprobs[share.request_id] = (first, scores)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return to_device(torch.from_numpy(array), self.device)

@@ -128,7 +128,8 @@ def _draw_chip(canvas: Canvas, x: float, y: float, width: float, block_id: int, 
 def draw_tables(area: Area, top: float, state: PoolState) -> float:
     """One line of entries per request, `top` being the heading's baseline. Returns: the lower edge.
 
-    A block that several requests hold says so, and is tied to the same block in the line above.
+    A block that several requests hold says so, and is tied to the same block in the line above. The null block is
+    nobody's: it is drawn as a place without storage.
     """
     canvas = area.canvas
     canvas.text(area.x, top, "Block tables", bold=True)
@@ -142,6 +143,9 @@ def draw_tables(area: Area, top: float, state: PoolState) -> float:
         for index, block_id in enumerate(table):
             row, column = divmod(index, per_row)
             x, entry_y = area.x + left + column * ENTRY_STEP, y + row * TABLE_ROW
+            if block_id not in state.block_ids:
+                _draw_null(canvas, x, entry_y, block_id)
+                continue
             if above[index : index + 1] == (block_id,):
                 canvas.rect(x + 11, entry_y - 12, 12, 12, fill=BLUE, radius=0)
             _draw_entry(
@@ -150,6 +154,11 @@ def draw_tables(area: Area, top: float, state: PoolState) -> float:
         above = table if len(table) <= per_row else ()  # a tie would run through the folded lines
         y += max(1, -(-len(table) // per_row)) * TABLE_ROW
     return y - (TABLE_ROW - ENTRY_HEIGHT)
+
+
+def _draw_null(canvas: Canvas, x: float, y: float, block_id: int) -> None:
+    canvas.rect(x, y, ENTRY_WIDTH, ENTRY_HEIGHT, fill=PAPER, stroke=GREY, dash=DASH)
+    canvas.text(x + ENTRY_WIDTH / 2, y + 22, str(block_id), anchor="middle", fill=GREY)
 
 
 def _draw_entry(canvas: Canvas, x: float, y: float, block_id: int, users: int) -> None:

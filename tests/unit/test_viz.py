@@ -322,6 +322,14 @@ def test_without_snapshots_the_moments_are_the_ends_of_the_steps() -> None:
     assert [moment.when for moment in viz.moments(record)[1:]] == [state.when for state in viz.states(record)]
 
 
+def test_the_null_block_is_shared_by_nobody() -> None:
+    """Two tables that begin with nulls: no tie between them, and no count of users."""
+    tables = {"ada": [0, 0, 1], "bob": [0, 0, 1]}
+    words = _words(viz.pool_picture(viz.PoolState.of(4, [2, 3], [1], tables)))
+    assert words.count("by 2") == 2, "block 1, once in each table"
+    assert "Block table of bob: 0, 0, 1." in viz.pool_picture(viz.PoolState.of(4, [2, 3], [1], tables)).alt
+
+
 def test_timeline_says_who_computed_found_waited_and_ended(record: Record) -> None:
     assert viz.timeline(record).alt.splitlines()[1:] == [
         "ada: step 0 computed 10; step 1 computed 1; step 2 computed 1, ended (length).",
