@@ -24,7 +24,7 @@ app.add_typer(bench, name="bench")
 
 @app.command()
 def demo(
-    model: Annotated[str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a .gguf file, or "org/name"')] = "tiny",
+    model: Annotated[str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a GGUF file, "org/name"')] = "tiny",
     engine: Annotated[str, typer.Option(help="which generation runs: v0, v1 or both")] = "v1",
     facts: Annotated[int, typer.Option(min=1, max=30, help="facts in the text that all prompts share")] = 10,
     questions: Annotated[int, typer.Option(min=1, max=30, help="prompts, each with another question")] = 6,
@@ -54,7 +54,7 @@ def demo(
 def follow(
     prompt: Annotated[str | None, typer.Argument(help="the request; none: a text and a question")] = None,
     engine: Annotated[str, typer.Option(help="which generation: v0, v1 or both")] = "both",
-    model: Annotated[str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a .gguf file, or "org/name"')] = "tiny",
+    model: Annotated[str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a GGUF file, "org/name"')] = "tiny",
     warm: Annotated[
         str | None,
         typer.Option(help='what runs before it; none: the same text, another question; "": nothing'),

@@ -40,6 +40,7 @@ def _rows_of(engine: str, device: str, batches: tuple[int, ...], new_tokens: int
         expected, _ = _generate(yardstick, prompts, new_tokens)
         _generate(llm, prompts, new_tokens)  # compiles kernels, and captures graphs where there are any
         tokens, seconds = _generate(llm, prompts, new_tokens)
+        graphs = llm.engine.graphs
         yield {
             "engine": engine,
             "batch": batch,
@@ -47,7 +48,10 @@ def _rows_of(engine: str, device: str, batches: tuple[int, ...], new_tokens: int
             "seconds": seconds,
             "tokens_per_second": batch * new_tokens / seconds,
             "same_as_cpu": tokens == expected,
+            "graphs": sorted(graphs.replays) if graphs else [],  # sizes that were recorded
         }
+        if graphs and graphs.has_failed:
+            raise RuntimeError("the engine ran, but a decode step could not be recorded as a CUDA graph")
 
 
 def _generate(llm: LLM, prompts: list[str], new_tokens: int) -> tuple[list[list[int]], float]:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence as SequenceOf
 
 from refengine.config import EngineConfig
-from refengine.cuda_graphs import GraphLimits
+from refengine.cuda_graphs import GraphedDecode, GraphLimits
 from refengine.errors import ConfigError, RequestError
 from refengine.hashing import Adapter
 from refengine.kv_cache import KVCache
@@ -213,6 +213,11 @@ class LLMEngine:
     def kv_cache(self) -> KVCache:
         """The tensors, for whoever wants to look or to spoil them."""
         return self.worker.gpu_caches[0]
+
+    @property
+    def graphs(self) -> GraphedDecode | None:
+        """The recorded decode steps; None where there are none to be."""
+        return self.worker.graphs[0]
 
     def snapshot(self) -> PoolSnapshot:
         """How the GPU blocks stand now; its tables are by request id."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NoReturn
 
 from refengine.config import EngineConfig
-from refengine.cuda_graphs import GraphLimits
+from refengine.cuda_graphs import GraphedDecode, GraphLimits
 from refengine.errors import IntegrityError, PartError, RequestError
 from refengine.hashing import Adapter, BlockHasher
 from refengine.kv_cache import KVCache
@@ -210,6 +210,11 @@ class EngineCore:
     def kv_cache(self) -> KVCache:
         """The tensors, for whoever wants to look or to spoil them."""
         return self.model_runner.kv_cache
+
+    @property
+    def graphs(self) -> GraphedDecode | None:
+        """The recorded decode steps; None where there are none to be."""
+        return self.model_runner.graphs
 
     def snapshot(self) -> PoolSnapshot:
         """How the blocks stand now."""

@@ -117,7 +117,7 @@ def _draw_answers(
     canvas: Canvas, rows: Sequence[GroupRow], answers: Sequence[Answer], scale: float, y: float
 ) -> float:
     """A line per question: dashed what was asked for, filled what can be served. Returns: the lower edge."""
-    canvas.text(MARGIN, y, "Asked, one after another", bold=True)
+    canvas.text(MARGIN, y, "Asked in turn", bold=True)
     y += 14
     before = 0
     for number, answer in zip(rounds(answers), answers, strict=True):

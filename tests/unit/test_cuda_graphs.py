@@ -18,6 +18,7 @@ import kernels.cuda
 from kernels import Backend, backend_for
 from refengine import LLM, gpu
 from refengine.attention import AttentionMetadata
+from refengine.commands.engine_speed import speed_rows
 from refengine.config import EngineConfig
 from refengine.cuda_graphs import (
     DecodeBuffers,
@@ -298,6 +299,19 @@ def test_a_failed_recording_is_one_sentence_and_the_engine_goes_on(graphed: Grap
     assert capture.num_captured == 1
 
 
+@pytest.mark.parametrize("can_record", [True, False])
+def test_the_device_check_tells_what_was_recorded(graphed: Graphed, can_record: bool) -> None:
+    graphed(Recorded() if can_record else Refusing())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = list(speed_rows("cpu", batches=(1, 3), new_tokens=3))
+    if can_record:
+        assert [row["graphs"] for row in rows] == [[1], [1, 3]] * 2 and not any("error" in row for row in rows)
+    else:
+        assert [row.get("graphs") for row in rows] == [[], None] * 2
+        assert all("could not be recorded" in row["error"] for row in rows[1::2])
+
+
 @pytest.mark.parametrize("generation", ["v0", "v1"])
 def test_adapters_run_without_graphs(graphed: Graphed, generation: str, tmp_path: Path) -> None:
     decoder, capture = make_decoder(), Recorded()
@@ -336,7 +350,7 @@ def test_prompt_scores_are_the_same(graphed: Graphed) -> None:
 def test_states_have_no_graphs(graphed: Graphed) -> None:
     graphed(Recorded())
     engine = make("v1", make_hybrid())
-    assert isinstance(engine, EngineCore) and engine.model_runner.graphs is None
+    assert engine.graphs is None
 
 
 def test_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,8 +365,7 @@ def test_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graphs_for(*model, cuda, layers, None, stream) is None
     assert graphs_for(*model, reference, layers, limits, stream) is None
     assert graphs_for(*model, Backend, layers, limits, stream) is None  # type: ignore[arg-type]
-    engine = make("v1", decoder)
-    assert isinstance(engine, EngineCore) and engine.model_runner.graphs is None
+    assert make("v0", decoder).graphs is None and make("v1", decoder).graphs is None
 
 
 def test_limits_are_what_can_be_scheduled() -> None:
@@ -433,8 +446,7 @@ def test_the_engine_on_a_gpu_says_what_it_says_on_a_cpu(generation: str) -> None
     for cuda_graphs in (False, True):
         llm = LLM(engine=generation, device="cuda", cuda_graphs=cuda_graphs)
         assert [o.token_ids for o in llm.generate(prompts, params)] == expected
-        engine: Any = llm.engine
-        graphs = engine.model_runner.graphs if generation == "v1" else engine.worker.graphs[0]
+        graphs = llm.engine.graphs
         assert (graphs is not None) == cuda_graphs
-        if cuda_graphs:
+        if graphs is not None:
             assert graphs.replays and not graphs.has_failed
