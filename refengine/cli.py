@@ -24,14 +24,17 @@ app.add_typer(bench, name="bench")
 
 @app.command()
 def demo(
-    model: Annotated[str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a GGUF file, "org/name"')] = "tiny",
+    model: Annotated[
+        str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a GGUF file, "org/name"')
+    ] = "tiny",
     engine: Annotated[str, typer.Option(help="which generation runs: v0, v1 or both")] = "v1",
     facts: Annotated[int, typer.Option(min=1, max=30, help="facts in the text that all prompts share")] = 10,
     questions: Annotated[int, typer.Option(min=1, max=30, help="prompts, each with another question")] = 6,
     seed: Annotated[int, typer.Option(help="draws another text and other questions")] = 0,
     block_size: Annotated[int, typer.Option(min=1, help="tokens per block")] = 16,
     corrupt: Annotated[
-        bool, typer.Option(help="after the first request, shift cached values by one block, wipe cached states")
+        bool,
+        typer.Option(help="after the first request, shift cached values by one block, wipe cached states"),
     ] = False,
     json: Annotated[Path | None, typer.Option(help="write the record of every step to this file")] = None,
     parts: Annotated[
@@ -54,7 +57,9 @@ def demo(
 def follow(
     prompt: Annotated[str | None, typer.Argument(help="the request; none: a text and a question")] = None,
     engine: Annotated[str, typer.Option(help="which generation: v0, v1 or both")] = "both",
-    model: Annotated[str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a GGUF file, "org/name"')] = "tiny",
+    model: Annotated[
+        str, typer.Option(help='"tiny", "tiny-hybrid", a directory, a GGUF file, "org/name"')
+    ] = "tiny",
     warm: Annotated[
         str | None,
         typer.Option(help='what runs before it; none: the same text, another question; "": nothing'),

@@ -28,8 +28,8 @@ from refengine.v1.groups.spec import FULL_ATTENTION, GroupSpec
 from refengine.v1.publisher import EventBatch
 
 # "incremental": has seen every batch since the engine was empty, and is equal to its index.
-# "full": may have come late or missed some, and learns from what is announced again. It holds no more than the
-# engine does, and perhaps less.
+# "full": may have come late, and learns from what is announced again. It holds no more than the engine does, and
+# perhaps less; after a gap it starts over, since a removal may have been in it.
 Report = Literal["incremental", "full"]
 
 Prefix = tuple[int, BlockHash]  # group id, hash of the prefix's last block
@@ -58,11 +58,13 @@ class PrefixMirror:
         Raises: IntegrityError for a gap, if every batch was to be seen; nothing is applied then, and the batches
         from `next_sequence` on can be had from the publisher.
         """
-        if self.report == "incremental" and batch.sequence != self.next_sequence:
-            raise IntegrityError(
-                f"event batch {self.next_sequence} is missing, {batch.sequence} came: replay from "
-                f"{self.next_sequence}, or start a new mirror"
-            )
+        if batch.sequence != self.next_sequence:
+            if self.report == "incremental":
+                raise IntegrityError(
+                    f"event batch {self.next_sequence} is missing, {batch.sequence} came: replay from "
+                    f"{self.next_sequence}, or start a new mirror"
+                )
+            self.copies.clear()
         for event in batch.events:
             self.apply(event)
         self.next_sequence = batch.sequence + 1
@@ -93,13 +95,13 @@ class PrefixMirror:
         return None
 
     def _store(self, event: BlockStored) -> None:
-        if self.report == "incremental":
-            if not event.reused:
-                self.copies.update((event.group_id, block_hash) for block_hash in event.block_hashes)
-            return
-        first = len(event.block_hashes) - num_certain(event) if event.reused else 0
-        for block_hash in event.block_hashes[first:]:
-            self.copies[event.group_id, block_hash] = 1
+        if not event.reused:
+            self.copies.update((event.group_id, block_hash) for block_hash in event.block_hashes)
+        elif self.report == "full":
+            first = len(event.block_hashes) - num_certain(event)
+            for block_hash in event.block_hashes[first:]:
+                prefix = (event.group_id, block_hash)
+                self.copies[prefix] = max(self.copies[prefix], 1)
 
     def _remove(self, prefix: Prefix) -> None:
         """One copy less. Of a prefix that was stored unseen there is nothing to remove."""

@@ -23,6 +23,7 @@ from refengine.viz.svg import (
     SMALL,
     VERMILLION,
     Canvas,
+    text_width,
 )
 
 WIDTH, MARGIN = 760, 20
@@ -157,7 +158,11 @@ def _draw_roof(canvas: Canvas, axes: _Axes, roof: Roof) -> None:
     )
     along = f"{with_prefix(roof.bandwidth)}B/s"
     x, y = axes.at(left, roof.reachable(left))
-    canvas.text(x + 12, y - 26, along, size=SMALL, bold=True)
+    steep = (y - corner[1]) / (corner[0] - x)
+    end = 12 + text_width(
+        along, SMALL, bold=True
+    )  # px from the left edge; the words stand clear of the line there
+    canvas.text(x + 12, y - steep * end - 6, along, size=SMALL, bold=True)
 
 
 def _draw_work(canvas: Canvas, axes: _Axes, roof: Roof, number: int, work: Work) -> None:

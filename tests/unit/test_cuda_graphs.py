@@ -141,7 +141,7 @@ def test_a_step_is_filled_up_with_sequences_of_one_token_that_write_nothing() ->
 
 
 def test_a_narrower_step_clears_the_columns_of_the_one_before() -> None:
-    """Misconception: "what is not overwritten does no harm". A recorded kernel may look at the whole table."""
+    """Case S36. Misconception: "what is not overwritten does no harm". A recorded kernel sees the whole table."""
     buffers = DecodeBuffers(GraphLimits(2, 4), 1, CPU)
     buffers.load(torch.tensor([1]), torch.tensor([15]), step_of(16, width=4, first_block=9), 1)
     assert buffers.tables[0, 0].tolist() == [9, 10, 11, 12]
@@ -188,7 +188,7 @@ def test_a_size_is_recorded_once_and_serves_smaller_steps(steps: tuple[GraphedDe
 def test_a_table_wider_than_the_recorded_one_is_left_to_the_kernels(
     steps: tuple[GraphedDecode, Recorded],
 ) -> None:
-    """Four columns are recorded, a sequence goes on to its seventeenth token, and then a short one comes."""
+    """Case S36: four columns are recorded, a sequence has its seventeenth token, and then a short one comes."""
     graphs, capture = steps
     assert run(graphs, 16, width=4) is not None
     assert run(graphs, 17, width=5) is None
@@ -306,7 +306,9 @@ def test_the_device_check_tells_what_was_recorded(graphed: Graphed, can_record: 
         warnings.simplefilter("ignore")
         rows = list(speed_rows("cpu", batches=(1, 3), new_tokens=3))
     if can_record:
-        assert [row["graphs"] for row in rows] == [[1], [1, 3]] * 2 and not any("error" in row for row in rows)
+        assert [row["graphs"] for row in rows] == [[1], [1, 3]] * 2 and not any(
+            "error" in row for row in rows
+        )
     else:
         assert [row.get("graphs") for row in rows] == [[], None] * 2
         assert all("could not be recorded" in row["error"] for row in rows[1::2])

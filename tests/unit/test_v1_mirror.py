@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from refengine.errors import ConfigError, IntegrityError
+from refengine.sampling import SamplingParams
+from refengine.v1.block import KVCacheBlock
 from refengine.v1.engine import EngineCore
+from refengine.v1.groups.spec import GroupSpec
 from refengine.v1.mirror import PrefixMirror
 from refengine.v1.publisher import EventBatch
 from tests.unit.helpers import numbers
@@ -14,7 +17,7 @@ from tests.unit.models import make_engine, serve
 A = numbers(1, 9)  # two full blocks of 4 and a bit
 
 
-def groups_of(engine: EngineCore) -> list:
+def groups_of(engine: EngineCore) -> list[GroupSpec]:
     return [group.spec for group in engine.kv_cache_manager.coordinator.groups]
 
 
@@ -114,14 +117,33 @@ def test_a_late_mirror_learns_from_what_is_announced_again() -> None:
 
 
 def test_a_late_mirror_would_rather_know_too_little() -> None:
+    """It came after the first copy was stored, so it takes that one's removal for the second's."""
     engine = make_engine(enable_kv_events=True)
-    mirror = mirror_of(engine, "full")
-    two_copies(engine)
+    serve(engine, {"A": numbers(1, 8)}, max_tokens=1)
+    late = mirror_of(engine, "full")
+    serve(engine, {"B": numbers(1, 8)}, max_tokens=1)
     pool = engine.kv_cache_manager.block_pool
-    last = max(block.block_id for block in pool.blocks if block.block_hash is not None)
-    pool.evict_blocks([last])
+    first_copy = next(
+        block for block in pool.blocks if block.block_hash and late.prefixes() == {_prefix(block)}
+    )
+    pool.evict_blocks([first_copy.block_id])
     engine.publisher.publish(engine.kv_cache_manager.take_events())
-    assert mirror.prefixes() < index_of(engine)
+    assert late.prefixes() == set() < index_of(engine)
+
+
+def test_a_late_mirror_starts_over_after_a_gap() -> None:
+    """What it did not hear may have been that something was removed."""
+    engine = make_engine(enable_kv_events=True)
+    late = PrefixMirror(groups_of(engine), "full")
+    serve(engine, {"A": A}, max_tokens=1)
+    late.receive(engine.publisher.replay()[0])
+    assert late.prefixes() == index_of(engine)
+    pool = engine.kv_cache_manager.block_pool
+    pool.evict_blocks([block.block_id for block in pool.blocks if block.block_hash is not None])
+    engine.publisher.publish(engine.kv_cache_manager.take_events())  # lost on its way
+    serve(engine, {"B": numbers(11, 19)}, max_tokens=1)
+    late.receive(engine.publisher.replay()[-1])
+    assert late.prefixes() == index_of(engine)
 
 
 def test_a_removal_that_nothing_preceded_is_a_broken_stream() -> None:
@@ -140,7 +162,10 @@ def test_only_two_ways_to_keep_a_mirror() -> None:
         PrefixMirror(groups_of(make_engine()), "sometimes")
 
 
-def _greedy(max_tokens: int):
-    from refengine.sampling import SamplingParams
-
+def _greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+def _prefix(block: KVCacheBlock) -> tuple[int, bytes]:
+    assert block.block_hash is not None
+    return int.from_bytes(block.block_hash[-4:], "big"), block.block_hash[:-4]
