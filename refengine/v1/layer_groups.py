@@ -1,6 +1,6 @@
 """Which layers of a model share a block table: those of one kind, since they need the same tokens.
 
-vLLM: V0 none (one table for the whole model); V1 `get_kv_cache_groups` in v1/core/kv_cache_utils.py.
+vLLM: V0 none (one table for the whole model); V1 `get_kv_cache_groups` in v1/core/kv_cache_planning.py.
 """
 
 from __future__ import annotations
