@@ -16,13 +16,14 @@ INTEGERS = (torch.int32, torch.int64)
 
 def caches(key_cache: Tensor, value_cache: Tensor) -> None:
     """Both `[num_blocks, block_size, num_kv_heads, head_dim]`, equal in shape and dtype, and contiguous."""
-    if key_cache.dim() != 4:
+    if key_cache.dim() != 4 or 0 in key_cache.shape[1:]:
         raise ValueError(
             "a cache is [num_blocks, block_size, num_kv_heads, head_dim], "
             f"but key_cache has shape {list(key_cache.shape)}"
         )
     if key_cache.shape != value_cache.shape or key_cache.dtype != value_cache.dtype:
         raise ValueError(f"key_cache is {_describe(key_cache)} but value_cache is {_describe(value_cache)}")
+    _together("value_cache", value_cache, "key_cache", key_cache)
     if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
         raise ValueError(
             "key_cache and value_cache must be contiguous, or a write to a view of them would be lost"
@@ -35,6 +36,7 @@ def new_tokens(name: str, x: Tensor, cache: Tensor) -> None:
         raise ValueError(
             f"{name} is {_describe(x)}, but a token of this cache is {list(cache.shape[2:])} {_dtype(cache)}"
         )
+    _together(name, x, "key_cache", cache)
 
 
 def slots(slot_mapping: Tensor, num_tokens: int) -> None:
@@ -46,13 +48,18 @@ def slots(slot_mapping: Tensor, num_tokens: int) -> None:
 def query(x: Tensor, cache: Tensor, out: Tensor | None) -> None:
     """`[num_tokens, num_heads, head_dim]`, heads a multiple of the cache's, and `out` just like it."""
     num_kv_heads, head_dim = cache.shape[2:]
-    if x.dim() != 3 or x.shape[2] != head_dim or x.shape[1] % num_kv_heads or x.dtype != cache.dtype:
+    fits = x.dim() == 3 and x.shape[2] == head_dim and x.shape[1] and x.shape[1] % num_kv_heads == 0
+    if not fits or x.dtype != cache.dtype:
         raise ValueError(
             f"query is {_describe(x)}, but this cache needs [num_tokens, a multiple of {num_kv_heads} heads, "
             f"{head_dim}] {_dtype(cache)}"
         )
-    if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
+    _together("query", x, "key_cache", cache)
+    if out is None:
+        return
+    if out.shape != x.shape or out.dtype != x.dtype:
         raise ValueError(f"out is {_describe(out)} but query is {_describe(x)}")
+    _together("out", out, "query", x)
 
 
 def metadata(
@@ -69,6 +76,9 @@ def metadata(
             f"block_tables has {num_seqs} sequences, so seq_lens must be [{num_seqs}] and query_start_loc "
             f"[{num_seqs + 1}], not {list(seq_lens.shape)} and {list(query_start_loc.shape)}"
         )
+    for name, x in (("query_start_loc", query_start_loc), ("seq_lens", seq_lens)):
+        if x.dtype not in INTEGERS:
+            raise ValueError(f"{name} must be integers, not {_describe(x)}")
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     if starts[0] != 0 or starts[-1] > num_tokens:
         raise ValueError(
@@ -95,9 +105,17 @@ def window(sliding_window: int | None) -> None:
 def pairs(block_pairs: Sequence[tuple[int, int]], num_blocks: int) -> None:
     """Every block id exists."""
     for pair in block_pairs:
+        if len(pair) != 2:
+            raise ValueError(f"a pair is (source, destination), not {pair}")
         for block in pair:
             if not 0 <= block < num_blocks:
                 raise ValueError(f"block {block} does not exist; the cache has {num_blocks} blocks")
+
+
+def _together(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+    """Both lie on one device."""
+    if x.device != other.device:
+        raise ValueError(f"{name} is on {x.device} but {other_name} is on {other.device}")
 
 
 def _describe(x: Tensor) -> str:

@@ -212,7 +212,7 @@ def copy_blocks(caches: Caches, pairs: Sequence[tuple[int, int]], backend: str |
         return
     for key_cache, value_cache in caches:
         checks.caches(key_cache, value_cache)
-    checks.pairs(pairs, len(caches[0][0]))
+    checks.pairs(pairs, min(len(key_cache) for key_cache, _ in caches))
     backend_for(caches[0][0].device, backend).copy_blocks(caches, pairs)
 
 

@@ -12,6 +12,18 @@ from rich.console import Console
 
 from refengine.errors import RefengineError
 
+INTERRUPTED = 130  # exit status after Ctrl-C
+
+
+def in_a_folder(file: Path | None) -> Path | None:
+    """Refuses a file that cannot be written before anything is computed for it."""
+    if file is not None and file.is_dir():
+        raise typer.BadParameter(f"{file} is a folder")
+    if file is not None and not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent}")
+    return file
+
+
 app = typer.Typer(
     help="An LLM inference engine that is made to be read.",
     no_args_is_help=True,
@@ -36,7 +48,9 @@ def demo(
         bool,
         typer.Option(help="after the first request, shift cached values by one block, wipe cached states"),
     ] = False,
-    json: Annotated[Path | None, typer.Option(help="write the record of every step to this file")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the record of every step to this file", callback=in_a_folder)
+    ] = None,
     parts: Annotated[
         str | None, typer.Option(help='"mine", a notebook or "module:Name": run on these parts')
     ] = None,
@@ -66,7 +80,9 @@ def follow(
     ] = None,
     mode: Annotated[str, typer.Option(help="fixed, or faithful: with the known defects of V0")] = "fixed",
     block_size: Annotated[int | None, typer.Option(min=1, help="tokens per block")] = None,
-    json: Annotated[Path | None, typer.Option(help="write the paths to this file")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the paths to this file", callback=in_a_folder)
+    ] = None,
 ) -> None:
     """One request through V0 and V1: each call that mattered, what it decided, and where it is in vLLM."""
     from refengine.commands.follow import FollowOptions, run_follow
@@ -104,7 +120,9 @@ def bench_engine(
     ] = "transformers",
     rounds: Annotated[int, typer.Option(min=1, help="the fastest of so many rounds counts")] = 3,
     new_tokens: Annotated[int, typer.Option(min=1, help="tokens to generate per request")] = 64,
-    json: Annotated[Path | None, typer.Option(help="write the numbers to this file")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the numbers to this file", callback=in_a_folder)
+    ] = None,
 ) -> None:
     """The engine beside another one, in the same process, on the same random model."""
     from refengine.commands.bench_engine import run_bench
@@ -119,7 +137,9 @@ def bench_router(
     fit: Annotated[int, typer.Option(min=1, help="prefixes that fit into one engine's pool")] = 5,
     requests: Annotated[int, typer.Option(min=1, help="requests in all")] = 120,
     arrivals: Annotated[int, typer.Option(min=1, help="requests that arrive before each step")] = 1,
-    json: Annotated[Path | None, typer.Option(help="write the numbers to this file")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the numbers to this file", callback=in_a_folder)
+    ] = None,
 ) -> None:
     """Several engines: requests placed by mirrors of their events, against one after the other."""
     from refengine.commands.bench_router import RouterWorkload, run_router_bench
@@ -139,7 +159,9 @@ def bench_kernels(
     device: Annotated[str, typer.Option(help="where the kernels run: cpu or cuda")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="a few points instead of all")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="the fastest of so many rounds counts")] = 7,
-    json: Annotated[Path | None, typer.Option(help="write the numbers to this file")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the numbers to this file", callback=in_a_folder)
+    ] = None,
 ) -> None:
     """Attention of a decode step beside PyTorch's, and the share of the speed at which memory can be read."""
     from refengine.commands.bench_kernels import run_bench
@@ -163,7 +185,11 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         print("refengine: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    except SystemExit as exit:
+        if exit.code == INTERRUPTED:  # typer ends a command like this, and says nothing
+            print("refengine: interrupted", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from refengine.config import one_of
-from refengine.errors import ConfigError
+from refengine.errors import ConfigError, RequestError
 from refengine.hashing import BlockHash, BlockHasher
 from refengine.outputs import StepOutput
 from refengine.sampling import SamplingParams
@@ -111,8 +111,10 @@ class Router:
     ) -> int:
         """Sends a request to one engine. Returns: its place in the list. Mutates: that engine's waiting queue.
 
-        Raises: RequestError, with nothing changed, if the engine refuses it.
+        Raises: RequestError, with nothing changed, if the engine refuses it or another one still runs that id.
         """
+        if request_id in self.placed:
+            raise RequestError(request_id, "the id is in use by an unfinished request")
         hashes: list[BlockHash] = []
         self.hasher.extend(hashes, prompt_token_ids, cache_salt=cache_salt)
         max_length = len(prompt_token_ids) - 1  # one token is always computed
@@ -138,7 +140,8 @@ class Router:
             if member.core.has_unfinished_requests:
                 outputs += member.core.step()
         for output in outputs:
-            if output.finish_reason is not None:
+            # An engine may have requests of its own, which came in past the router.
+            if output.finish_reason is not None and output.request_id in self.placed:
                 self._forget(output.request_id)
         return outputs
 
@@ -183,6 +186,10 @@ def _common_hasher(engines: Sequence[EngineCore]) -> BlockHasher:
     """The hasher of all these engines. Raises: ConfigError unless they hash alike and publish events."""
     if not engines:
         raise ConfigError("a router needs at least one engine")
+    if not all(isinstance(engine, EngineCore) for engine in engines):
+        raise ConfigError("a router stands before V1 engines, `LLM(...).engine`; V0 publishes no events")
+    if len(set(map(id, engines))) < len(engines):
+        raise ConfigError("the same engine is in the list twice")
     hashers = [engine.hasher for engine in engines]
     first = hashers[0]
     for hasher, engine in zip(hashers, engines, strict=True):

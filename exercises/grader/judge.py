@@ -33,10 +33,9 @@ def judge(
         on_case: told the title of each case before it runs.
     """
     blank = Result(task.id, task.title, "failed", task.points, slot=task.part)
-    if any(values.unanswered(answer) for answer in answers):
-        return not_started(task)
-    if any(answer is None for answer in answers) and not task.accepts_none:
-        return not_started(task)
+    open_ones = [name for name, answer in zip(task.answers, answers, strict=False) if _is_open(task, answer)]
+    if open_ones:
+        return not_started(task, f"Fill in: {', '.join(open_ones)}")
     if sentence := _misfit(task, answers):
         return replace(blank, sentence=sentence)
     report = Report(on_case)
@@ -61,9 +60,13 @@ def judge(
     return _result(task, report)
 
 
-def not_started(task: Task, sentence: str = "") -> Result:
+def _is_open(task: Task, answer: object) -> bool:
+    """Whether nobody has filled in this answer."""
+    return values.unanswered(answer) or (answer is None and not task.accepts_none)
+
+
+def not_started(task: Task, sentence: str) -> Result:
     """The result of an answer that is not there yet."""
-    sentence = sentence or f"Fill in: {', '.join(task.answers)}"
     return Result(task.id, task.title, "not started", task.points, sentence=sentence, slot=task.part)
 
 

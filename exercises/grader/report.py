@@ -115,7 +115,12 @@ class Report:
             raise Mismatch
 
     def misconception(self, name: str, why: str) -> None:
-        """Names the wrong idea that the behaviour shows. Call it before the comparison that fails; first one stays."""
+        """Names the wrong idea that the behaviour shows. Call it before the comparison that fails; first one stays.
+
+        If an earlier case has failed already, the result shows that one, and the idea says where it was seen.
+        """
+        if self._open is not None and any(not case.passed for case in self.cases[:-1]):
+            why += f" (Seen in another case: {self._open.title}.)"
         self.found = self.found or (name, why)
 
     def as_given(self) -> None:

@@ -114,7 +114,8 @@ def difference(expected: Any, got: Any, rtol: float | None = None, atol: float |
     place = f"at index {list(where)}: " if where else ""
     counted = f"; {int(bad.sum())} of {bad.size} numbers differ" if bad.size > 1 else ""
     allowed = f" (allowed: {atol:g} + {rtol:g} of the expected value)" if rtol or atol else ""
-    return f"{place}expected {want[where]:.7g}, got {have[where]:.7g}{counted}{allowed}"
+    digits = ".7g" if {want_type, have_type} & set(TOLERANCE) else ".0f"  # of whole numbers every digit
+    return f"{place}expected {want[where]:{digits}}, got {have[where]:{digits}}{counted}{allowed}"
 
 
 def _array(value: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], str]:

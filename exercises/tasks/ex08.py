@@ -503,7 +503,7 @@ TASKS = [
         kind="measure",
         title="bytes",
         points=15,
-        answers={"read_bytes": Callable, "step_bytes": int, "times_moved": int},
+        answers={"read_bytes": Callable, "step_bytes": int, "times_moved": float},
         check=check_bytes,
         hints=(
             "How many numbers does the cache hold for one token in one layer?",

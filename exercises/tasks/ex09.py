@@ -69,6 +69,7 @@ TASKS = [
                 "the place in the block taken for the place in the grid",
                 ("position = cuda.grid(1)", "position = cuda.threadIdx.x"),
             ),
+            WrongAnswer("a loop", "one thread does it all", source=other.SLOTS_IN_A_LOOP),
             changed(
                 "no table",
                 "a position is a slot",
@@ -100,6 +101,11 @@ TASKS = [
             changed("-1 written", "-1 used as an index", ("if slot >= 0:", "if True:")),
             changed("one guard", GUARD, (" and i < new.shape[1]", "")),
             changed("the other guard", GUARD, ("token < new.shape[0] and ", "")),
+            changed(
+                "to slot 0",
+                "padding is written into slot 0",
+                ("slot = slot_mapping[token]", "slot = max(slot_mapping[token], 0)"),
+            ),
             changed("positive slots", "slot 0 is taken for padding", ("if slot >= 0:", "if slot > 0:")),
             changed("in order", "a token is written where it stands", ("cache[slot, i]", "cache[token, i]")),
             changed("exchanged", "x and y exchanged", ("i, token = cuda.grid(2)", "token, i = cuda.grid(2)")),
@@ -303,6 +309,7 @@ TASKS = [
         ),
         wrong=(
             changed("from 0", "the largest starts at 0", ("float32(-math.inf)", "float32(0)")),
+            changed("all write", "every thread writes the result", ("if thread == 0:", "if True:")),
             changed(
                 "no barrier",
                 "a barrier is missing",
@@ -376,6 +383,11 @@ TASKS = [
                 "a shuffle that some lanes of its mask do not reach",
                 ("        while distance > 0:", "        while distance > 0 and lane < 8:"),
             ),
+            changed(
+                "the warp of the block",
+                "two warps have the same row",
+                ("cuda.grid(1) // 32", "cuda.threadIdx.x // 32"),
+            ),
             changed("no guard", GUARD, ("if key < keys.shape[0]:", "if True:")),
             WrongAnswer("shared memory", "the sum goes through shared memory", source=other.DOTS_IN_SHARED),
             WrongAnswer("a thread per key", FAR, source=other.DOTS_BY_THREAD),
@@ -426,6 +438,7 @@ TASKS = [
                 ("top, sum_ = LOWEST, float32(0)", "top, sum_ = float32(-math.inf), float32(0)"),
             ),
             WrongAnswer("no maximum", "the exponential overflows", source=other.BARE),
+            WrongAnswer("a thread per row", FAR, source=other.ONE_PASS),
             WrongAnswer("two passes", "a second pass over the scores", source=other.TWICE),
             changed("all write", "every lane writes the result", ("if lane == 0:", "if True:")),
         ),

@@ -14,6 +14,7 @@ from exercises.tasks.kernel_checks import (
     BlockRace,
     Budget,
     Contents,
+    Cost,
     Launch,
     Suspect,
     check_budgets,
@@ -116,6 +117,10 @@ TOO_FEW: Suspect = (
     "the last one is left out",
     "Indices run from 0 to size - 1, so the guard is index < size.",
 )
+ONE_THREAD: Suspect = (
+    "one thread does it all",
+    "The loop is what the launch is for: each thread does the position that is its place in the grid.",
+)
 
 
 def check_slots(slots_of: Any, report: Report) -> None:
@@ -144,12 +149,22 @@ def check_slots(slots_of: Any, report: Report) -> None:
             },
             expected={"slots": slots},
         )
-        check_launch(report, slots_of, launch, known=wrong, errors={BlockRace: IN_ITS_BLOCK})
+        cost = check_launch(report, slots_of, launch, known=wrong, errors={BlockRace: IN_ITS_BLOCK})
+        if num_tokens == 77:
+            check_budgets(report, cost, Budget("requests that write slots", _slot_writes, 6, 3, ONE_THREAD))
+
+
+def _slot_writes(cost: Cost) -> int:
+    return cost.total("global", "write", "slots").requests
 
 
 # -- 09.3: writing into slots --------------------------------------------------------------------------------
 
 TOKEN_AS_SLOT: Suspect = ("a token is written where it stands", "Row t of `new` goes to slot_mapping[t].")
+INTO_SLOT_0: Suspect = (
+    "padding is written into slot 0",
+    "Slot 0 is somebody's. A row of nobody is not written at all.",
+)
 NO_SLOT_0: Suspect = ("slot 0 is taken for padding", "Slot 0 is a slot. Only what is below zero is not.")
 X_AND_Y: Suspect = (
     "x and y exchanged",
@@ -159,7 +174,7 @@ X_AND_Y: Suspect = (
 
 def check_write(write_slots: Any, report: Report) -> None:
     cases = (
-        ("slots 5 and -1 (case S33)", 12, 1, [5, -1]),
+        ("slots 5 and -1", 12, 1, [5, -1]),
         ("10 tokens of 40 numbers, 3 without a slot", 30, 40, [7, 0, -1, 29, 28, -1, 3, 11, 12, -1]),
         ("33 numbers, and the first token has no slot", 9, 33, [-1, 8, 0, 4, 5]),
     )
@@ -175,6 +190,7 @@ def check_write(write_slots: Any, report: Report) -> None:
         )
         wrong: dict[Suspect, Contents] = {
             TOKEN_AS_SLOT: {"cache": _written(cache, new, torch.arange(len(slots)).where(slots >= 0, -1))},
+            INTO_SLOT_0: {"cache": _written(cache, new, slots.clamp(min=0))},
             NO_SLOT_0: {"cache": _written(cache, new, slots.where(slots > 0, -1))},
             X_AND_Y: {"cache": _exchanged(cache, new, slots)},
         }

@@ -17,6 +17,14 @@ def slots_of(out, table, size):
     out[i] = table[i // size] * size + (i - i // size * size)
 """
 
+SLOTS_IN_A_LOOP = """
+@cuda.jit
+def slots_of(slots, block_table, block_size):
+    if cuda.grid(1) == 0:
+        for p in range(len(slots)):
+            slots[p] = block_table[p // block_size] * block_size + p % block_size
+"""
+
 WRITE = """
 @cuda.jit
 def write_slots(pages, rows, where):
@@ -203,6 +211,20 @@ def online_softmax(largest, total, scores):
     if lane == 0:
         largest[warp] = top
         total[warp] = s
+"""
+
+ONE_PASS = """
+@cuda.jit
+def online_softmax(largest, total, scores):
+    row = cuda.grid(1)
+    if row < len(scores):
+        top, added = LOWEST, float32(0)
+        for i in range(scores.shape[1]):
+            score = scores[row, i]
+            above = max(top, score)
+            added = added * math.exp(top - above) + math.exp(score - above)
+            top = above
+        largest[row], total[row] = top, added
 """
 
 TWICE = """

@@ -11,11 +11,13 @@ from exercises.grader import Report
 from exercises.tasks.ex08_scene import draw
 from exercises.tasks.ex09_checks import FAR_APART
 from exercises.tasks.kernel_checks import (
+    NO_GUARD,
     Budget,
     Contents,
     Cost,
     Launch,
     Suspect,
+    WriteRace,
     check_budgets,
     check_launch,
     distinct,
@@ -30,7 +32,7 @@ CONFLICT: Suspect = (
 )
 MISSING_BARRIER: Suspect = (
     "a barrier is missing",
-    "A thread reads what another one writes, and nothing makes it wait.",
+    "A thread touches what another one writes, and nothing makes it wait.",
 )
 
 
@@ -98,14 +100,14 @@ COUNTS_AS_0: Suspect = (
 def check_softmax(softmax_rows: Any, report: Report) -> None:
     full = _softmax_launch("full rows, 3 blocks", draw(3, 64, seed=1))
     ragged = [_softmax_launch(f"rows of {n}", draw(4, n, seed=n) * 3 - 20) for n in (41, 1)]
-    sentences = []
+    sentences, errors = [], {RaceError: TOO_EARLY, BoundsError: NO_GUARD}  # a guard in every block
     for launch in (full, *ragged):
         scores = launch.arguments["scores"]
         assert isinstance(scores, Tensor)
         zeros = torch.zeros(len(scores), 64 - scores.shape[1])
         padded = torch.cat((scores, zeros), dim=1).double().softmax(1)[:, : scores.shape[1]]
         wrong: dict[Suspect, Contents] = {COUNTS_AS_0: {"weights": padded}}
-        check_launch(report, softmax_rows, launch, known=wrong, errors={RaceError: TOO_EARLY})
+        check_launch(report, softmax_rows, launch, known=wrong, errors=errors)
         sentences.append(report.cases[-1].sentence)
     if sentences[0].startswith("RaceError") and sentences[1].startswith("BarrierError"):
         report.as_given()
@@ -128,6 +130,10 @@ BY_ELEMENTS: Suspect = (
     "have been taken in before.",
 )
 ONE_EACH: Suspect = ("a thread has one element", "The row is longer than the block: a thread goes on by 64.")
+ALL_WRITE: Suspect = (
+    "every thread writes the result",
+    "Two writes of one element race, even of the same value: let thread 0 write.",
+)
 MANY_BARRIERS: Suspect = (
     "a tree for each number",
     "One step of the tree can carry both numbers, and both wait at the same barrier.",
@@ -150,7 +156,7 @@ def check_stats(row_stats: Any, report: Report) -> None:
             arguments={"largest": unwritten(num_rows), "total": unwritten(num_rows), "scores": scores},
             expected={"largest": largest, "total": total},
         )
-        errors = {BoundsError: BY_ELEMENTS, RaceError: MISSING_BARRIER}
+        errors = {BoundsError: BY_ELEMENTS, WriteRace: ALL_WRITE, RaceError: MISSING_BARRIER}
         cost = check_launch(report, row_stats, launch, known=wrong, errors=errors)
         if n == 152:
             least = num_rows * n // 8

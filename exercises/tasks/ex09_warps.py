@@ -12,10 +12,12 @@ from exercises.grader import Report
 from exercises.tasks.ex08_scene import draw, make_pages
 from exercises.tasks.ex09_checks import FAR_APART, NO_TABLE, ONE_ROUND, OTHER_SIZE
 from exercises.tasks.kernel_checks import (
+    BlockRace,
     Budget,
     Contents,
     Launch,
     Suspect,
+    WarpRace,
     check_budgets,
     check_launch,
     elements,
@@ -40,7 +42,13 @@ THROUGH_MEMORY: Suspect = (
     "the sum goes through shared memory",
     "A shuffle hands a register from lane to lane.",
 )
+SAME_ROW: Suspect = (
+    "two warps have the same row",
+    "Count the warps of the whole grid: warp w of it is cuda.grid(1) // 32.",
+)
 ERRORS: dict[type[KernelError], Suspect] = {
+    BlockRace: SAME_ROW,
+    WarpRace: SAME_ROW,
     RaceError: ALL_WRITE,
     BarrierError: SOME_LANES,
     DeadlockError: SOME_LANES,
@@ -101,7 +109,7 @@ TWO_PASSES: Suspect = (
 
 def check_online(online_softmax: Any, report: Report) -> None:
     cases = (
-        ("10 rows of 77 scores", draw(10, 77, seed=1) * 3),
+        ("10 rows of 72 scores", draw(10, 72, seed=1) * 3),
         ("rows of 5 scores, fewer than lanes", draw(9, 5, seed=2)),
         ("scores near 10,000", draw(9, 45, seed=3) * 2 + 10_000),
         ("scores near -10,000", draw(9, 45, seed=4) * 2 - 10_000),
@@ -131,7 +139,9 @@ def check_online(online_softmax: Any, report: Report) -> None:
         cost = check_launch(report, online_softmax, launch, known=wrong, errors=ERRORS)
         if num_rows == 10:
             reads = elements("scores", "read", most=scores.numel(), least=scores.numel(), suspect=TWO_PASSES)
-            check_budgets(report, cost, reads, NO_SHARED)
+            least = scores.numel() // 8
+            by_sector = sectors("scores", "read", most=least, least=least, suspect=FAR_APART)
+            check_budgets(report, cost, reads, by_sector, NO_SHARED)
 
 
 def _folded(scores: Tensor, shrinks: bool = True, lanes_shrink: bool = True) -> Tensor:
@@ -170,18 +180,19 @@ NO_SCALE: Suspect = ("the scale is left out", "Multiply by the scale that is giv
 
 
 def check_pages(paged_scores: Any, report: Report) -> None:
-    for seq_len, block_size, head_dim in ((13, 5, 40), (22, 8, 72)):
-        pages = make_pages([(1, seq_len)], block_size, head_dim=head_dim, seed=seq_len)
+    for num_heads, seq_len, block_size, head_dim in ((6, 13, 5, 40), (4, 22, 8, 72)):
+        pages = make_pages([(1, seq_len)], block_size, num_heads, head_dim=head_dim, seed=seq_len)
         query, keys, table = pages.query[0], pages.keys[0], pages.block_tables[0]
         cache = pages.key_cache.flatten(0, 1)
         positions, half = torch.arange(seq_len), torch.arange(head_dim) % 32 < 16
         by_four = pages.key_cache[table[positions // 4 % len(table)], positions % 4]
         launch = Launch(
-            f"4 heads, {seq_len} keys in blocks of {block_size}, {-(-seq_len // 4)} x 4 blocks of threads",
-            grid=(-(-seq_len // 4), 4),
+            f"{num_heads} heads, {seq_len} keys in blocks of {block_size}, "
+            f"{-(-seq_len // 4)} x {num_heads} blocks of threads",
+            grid=(-(-seq_len // 4), num_heads),
             block=128,
             arguments={
-                "scores": unwritten(4, seq_len),
+                "scores": unwritten(num_heads, seq_len),
                 "query": query,
                 "key_cache": pages.key_cache,
                 "block_table": table,
@@ -199,7 +210,8 @@ def check_pages(paged_scores: Any, report: Report) -> None:
         }
         cost = check_launch(report, paged_scores, launch, known=wrong, errors=ERRORS)
         least = 2 * seq_len * head_dim // 8  # 2 KV heads, each key read once
-        budget = sectors("key_cache", "read", most=2 * least, least=least, suspect=FAR_APART)
+        group = num_heads // 2
+        budget = sectors("key_cache", "read", most=group * least, least=least, suspect=FAR_APART)
         check_budgets(report, cost, budget, NO_SHARED)
 
 

@@ -128,6 +128,16 @@ TASKS = [
                 "reading past the sequence",
                 edits=(("while position < seq_len", "while position <= seq_len"),),
             ),
+            WrongAnswer(
+                "idle lanes",
+                "not all lanes call lanes_sum",
+                edits=(
+                    (
+                        "        score = lanes_sum(score, 32)\n",
+                        "        if lane < head_dim:\n            score = lanes_sum(score, 32)\n",
+                    ),
+                ),
+            ),
             WrongAnswer("no sum", "one lane's share", edits=(("score = lanes_sum(score, 32)", "pass"),)),
             WrongAnswer(
                 "one round",

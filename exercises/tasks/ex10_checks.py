@@ -69,18 +69,29 @@ def check_numbers(
             "an index that stays negative",
             "Block -1 is the last of three, in Python and Numba.",
         )
-        report.equal([2, 3], list(lands), "lands", known=(towards_zero, unwrapped))
+        turned = ([3, 2], "the offset first", "A place is [block, offset].")
+        report.equal([2, 3], list(lands), "lands", known=(towards_zero, unwrapped, turned))
     with report.case("the first element of block 65537"):
         right = 65537 * 16 * 2 * 8 * 128
         keys = (right // 2, "values are left out", "A block holds the keys and the values of its tokens.")
         one_head = (right // 8, "one head", "A block holds all eight heads of its tokens.")
-        report.equal(right, first_element, "first_element", known=(keys, one_head))
+        before = (
+            65536 * 16 * 2 * 8 * 128,
+            "blocks are counted from 1",
+            "Block 0 is the first: 65537 blocks lie before block 65537.",
+        )
+        report.equal(right, first_element, "first_element", known=(keys, one_head, before))
         cut = (
             2**31 - 1,
             "a number that stops at its limit",
             "Integers wrap; they do not stay at the largest.",
         )
-        report.equal(right - 2**32, in_32_bits, "in_32_bits", known=((right, *WRAPS), cut))
+        unsigned = (
+            right % 2**31,
+            "the sign is left out",
+            "The highest of the 32 bits is the sign. It is set here, and counts -2**31.",
+        )
+        report.equal(right - 2**32, in_32_bits, "in_32_bits", known=((right, *WRAPS), cut, unsigned))
     with report.case("manager's block 3, offset 5"):
         whole = (
             [6, 5],
@@ -90,7 +101,7 @@ def check_numbers(
         same = (
             [3, 1],
             "the manager's id in the kernel",
-            "Block 3 of eight tokens is blocks 6 and 7 of four (S35).",
+            "Block 3 of eight tokens is blocks 6 and 7 of four.",
         )
         report.equal([7, 1], list(kernel_place), "kernel_place", known=(whole, same))
         halved = (3 * 4 + 5, "the manager's id in the kernel", "Its id counts blocks of eight tokens.")

@@ -13,7 +13,7 @@ from exercises.tasks.ex08_scene import Pages, make_pages
 from exercises.tasks.ex08_wrong import HEADS, NO_SCALE, PAST_END, UNSAFE, variant
 from exercises.tasks.ex10_checks import FAR_APART
 from exercises.tasks.ex10_scene import THREADS, on_kernels
-from exercises.tasks.ex10_scores import NOBODY
+from exercises.tasks.ex10_scores import INDICES, NOBODY
 from exercises.tasks.kernel_checks import (
     Argument,
     Contents,
@@ -37,6 +37,19 @@ NO_RESCALE: Suspect = (
 HALF_RESCALE: Suspect = (
     "only the sum is rescaled",
     "The values were mixed under the same old maximum, and what was mixed shrinks with the sum.",
+)
+NOT_DIVIDED: Suspect = (
+    "the mixture is not divided",
+    "The weights of a sequence add up to their total. Divided by it, they add up to 1.",
+)
+KEYS_MIXED: Suspect = ("keys are mixed", "Keys give the weights. What is mixed by them are the values.")
+MASKED: Suspect = (
+    "threads without a key have weight",
+    "Behind the end of a sequence a thread's score must be lower than any, and its weight 0.",
+)
+OVERFLOWS: Suspect = (
+    UNSAFE[0],
+    "exp of 10,000 is infinite. Subtract the largest score so far, of all tiles: then no exponent is above 0.",
 )
 LAST_TILE: Suspect = ("only the last tile counts", "What the tiles before gave is carried along.")
 FIRST_TABLE: Suspect = ("everybody reads the first table", "Row i of block_tables belongs to sequence i.")
@@ -72,9 +85,9 @@ def check_decode(decode: Any, report: Report) -> None:
         }
         grid, right = (len(lengths), out.shape[1]), {"out": pages.exactly()}
         launch = Launch(title, grid, THREADS, arguments, right)
-        known, errors = _wrong(pages), dict[type[KernelError], Suspect]()
+        known, errors = _wrong(pages), dict(INDICES)
         if scale is not None:
-            known[UNSAFE], errors[KernelError] = known.pop(PAST_END), UNSAFE
+            known[OVERFLOWS], errors[KernelError] = known.pop(PAST_END), OVERFLOWS
         costs[title] = check_launch(report, decode, launch, known=known, errors=errors)
     _check_reads(report, costs[MEASURED])
     _check_engine(report, decode)
@@ -109,6 +122,11 @@ def _wrong(pages: Pages) -> dict[Suspect, Contents]:
         NO_SCALE: each(lambda i: plain(i, 1.0)),
         NO_RESCALE: each(lambda i: _folded(pages, i, total=False, mixed=False)),
         HALF_RESCALE: each(lambda i: _folded(pages, i, total=True, mixed=False)),
+        NOT_DIVIDED: each(lambda i: _weighted(pages, i)[0]),
+        MASKED: each(lambda i: _with_idle_threads(pages, i)),
+        KEYS_MIXED: each(
+            lambda i: variant(pages.query[i : i + 1], pages.keys[i], pages.keys[i], pages.scale)
+        ),
         LAST_TILE: each(lambda i: _last_tile(pages, i)),
         PAST_END: {"out": torch.full(pages.query.shape, torch.nan, dtype=torch.float64)},
     }
@@ -134,6 +152,23 @@ def _folded(pages: Pages, i: int, total: bool, mixed: bool) -> Tensor:
         )
         largest = above
     return (result / sums)[None]
+
+
+def _weighted(pages: Pages, i: int, least: float = -torch.inf) -> tuple[Tensor, Tensor, Tensor]:
+    """The mixture before its division, the sum of the weights, and what was subtracted: at least `least`."""
+    query, keys, values = pages.query[i].double(), pages.keys[i].double(), pages.values[i].double()
+    of = torch.arange(len(query)) // (len(query) // keys.shape[1])
+    scores = torch.einsum("hd,thd->ht", query, keys[:, of]) * pages.scale
+    largest = scores.amax(1, keepdim=True).clamp(min=least)
+    weights = (scores - largest).exp()
+    return torch.einsum("ht,thd->hd", weights, values[:, of])[None], weights.sum(1, keepdim=True), largest
+
+
+def _with_idle_threads(pages: Pages, i: int) -> Tensor:
+    """Threads of the last tile that have no key count as a score of 0."""
+    idle = -len(pages.keys[i]) % THREADS
+    mixed, total, largest = _weighted(pages, i, least=0.0 if idle else -torch.inf)
+    return mixed / (total + idle * (-largest).exp())
 
 
 def _last_tile(pages: Pages, i: int) -> Tensor:

@@ -17,6 +17,8 @@ KEY_BLOCK = "block, offset = block_tables[seq, position // block_size], position
 VALUE_BLOCK = "block, offset = block_tables[seq, (start + i) // block_size], (start + i) % block_size"
 BEGIN = "    largest, total, mixed = float32(-3e38), float32(0), float32(0)\n"
 START, LOOP = "    start = 0\n", "    while start < seq_len:\n"
+LOCAL = "    sums = cuda.local.array(4, float32)\n"
+ZERO_SUMS = "        for g in range(group):\n            sums[g] = 0\n"
 BEST = 'best = [way for way in "abcde" if count(way, 128, torch.float16)[1] == least_sectors(32, 128, 2)]'
 
 LATER = [
@@ -78,6 +80,21 @@ LATER = [
                 ),
             ),
             WrongAnswer("no scale", "the scale is left out", edits=(("score *= scale", "pass"),)),
+            WrongAnswer("no total", "the mixture is not divided", edits=(("mixed / total", "mixed"),)),
+            WrongAnswer(
+                "keys", "keys are mixed", edits=(("weights[i] * value_cache", "weights[i] * key_cache"),)
+            ),
+            WrongAnswer(
+                "idle threads",
+                "threads without a key have weight",
+                edits=(
+                    ("start + thread, float32(-3e38)", "start + thread, float32(0)"),
+                    (
+                        "math.exp(score - largest) if position < seq_len else float32(0)",
+                        "math.exp(score - largest)",
+                    ),
+                ),
+            ),
             WrongAnswer(
                 "first table",
                 "everybody reads the first table",
@@ -138,6 +155,15 @@ LATER = [
                         "sums[g] += query[kv_head + g * key_cache.shape[2], d]",
                     ),
                     ("out[kv_head * group + g, position]", "out[kv_head + g * key_cache.shape[2], position]"),
+                ),
+            ),
+            WrongAnswer("not set", "sums begin with anything", edits=((ZERO_SUMS, ""),)),
+            WrongAnswer(
+                "set once",
+                "a sum goes on from key to key",
+                edits=(
+                    (ZERO_SUMS, ""),
+                    (LOCAL, f"{LOCAL}    for g in range(4):\n        sums[g] = 0\n"),
                 ),
             ),
             WrongAnswer(

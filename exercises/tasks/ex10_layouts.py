@@ -173,7 +173,7 @@ def reading_table(head_dim: int = 128, dtype: torch.dtype = torch.bfloat16) -> T
     for name, way in WAYS.items():
         requests, of_keys, of_table = count(name, head_dim, dtype)
         rows.append((name, way.layout, way.owner, way.load, requests, of_keys, of_keys + of_table))
-    return Table(("", "layout", "who owns what", "a load", "requests", "sectors", "with the table's"), rows)
+    return Table(("", "layout", "who owns what", "a load", "requests", "sectors", "with block table"), rows)
 
 
 @cache

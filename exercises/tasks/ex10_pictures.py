@@ -13,7 +13,7 @@ from refengine.viz.svg import BLUE, GREY, LARGE, LINE, PALE_YELLOW, PAPER, SMALL
 HEAD_DIM, ITEMSIZE, X = 128, 2, 8  # bf16: numbers of a row, bytes of one, numbers in 16 bytes
 PIECE, SECTOR = 256, 32  # bytes
 MARGIN, GAP, COLUMN, ROW, TOP = 20, 24, 17, 11, 96  # px
-LEGEND = "a column is a sector of 32 bytes; yellow: fetched, blue: bytes that lanes asked for"
+LEGEND = "a row is 256 bytes; yellow: a sector of 32 bytes that is fetched; blue: bytes that lanes asked for"
 
 
 def first_request(way: Way) -> list[tuple[int, int]]:

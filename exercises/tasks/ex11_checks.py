@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,11 +43,14 @@ def check_count(
         report.equal(27, floor_us, "floor_us", known=((28, "rounded up", "27.96 rounded down is 27."),))
     with report.case("bytes that are waited for"):
         whole = (3_840_000, "of the whole GPU", "132 processors share it.")
-        report.equal(29_090, waiting, "waiting", known=(whole,))
+        place = (9_696, "for each place", "132 processors share it; places do not count here.")
+        up = (29_091, "rounded up", "29,090.9 rounded down is 29,090.")
+        report.equal(29_090, waiting, "waiting", known=(whole, place, up))
     with report.case("empty places"):
         per_processor = ([124, 68, 0, 0], "one block at a time on a processor", "There are 3 * 132 places.")
         per_sequence = ([395, 388, 347, 332], "a block for each sequence", "Each sequence has 8 KV heads.")
-        report.equal([388, 332, 4, 0], empty, "empty", known=(per_processor, per_sequence))
+        below = ([388, 332, 4, -116], "fewer than no place", "512 blocks fill all places, and 116 wait.")
+        report.equal([388, 332, 4, 0], empty, "empty", known=(per_processor, per_sequence, below))
 
 
 # -- 11.2 ------------------------------------------------------------------------------------------------------
@@ -160,13 +163,13 @@ CUTS: tuple[Cut, ...] = (
     (1130, 8, 32, 10**6),
     (100, 8, 32, 10**6),
     (1, 3, 32, 10**6),
-    (1100, 4, 32, 300),
+    (1100, 4, 32, 310),
     (77, 5, 8, 10**6),
 )
 
 
 def check_shares(shares: Callable[..., Any], report: Report) -> None:
-    answers = {cut: [(int(first), int(count)) for first, count in shares(*cut)] for cut in CUTS}
+    answers = {cut: _pairs(shares(*cut)) for cut in CUTS}
     if all(answers[cut] == _as_given(*cut) for cut in CUTS):
         report.as_given()
     for cut in CUTS:
@@ -174,7 +177,21 @@ def check_shares(shares: Callable[..., Any], report: Report) -> None:
         visible = min(seq_len, window)
         seen = f", the last {visible} visible" if window < seq_len else ""
         with report.case(f"{seq_len} tokens{seen} in {num_splits} splits, steps of {step}"):
-            _judge(answers[cut], seq_len, num_splits, step, visible, report)
+            pairs = answers[cut]
+            report.true(
+                pairs is not None,
+                "It should return two whole numbers for each split: where its keys begin, and how many.",
+            )
+            _judge(pairs or [], seq_len, num_splits, step, visible, report)
+
+
+def _pairs(answer: Any) -> list[tuple[int, int]] | None:
+    """What a learner returned as a list of pairs; None if it is something else."""
+    found = list(answer) if isinstance(answer, Iterable) else [answer]
+    try:
+        return [(int(first), int(count)) for first, count in found]
+    except (TypeError, ValueError):
+        return None
 
 
 def _as_given(seq_len: int, num_splits: int, step: int, window: int) -> list[tuple[int, int]]:
@@ -187,6 +204,8 @@ def _as_given(seq_len: int, num_splits: int, step: int, window: int) -> list[tup
 def _judge(
     pairs: Sequence[tuple[int, int]], seq_len: int, num_splits: int, step: int, visible: int, report: Report
 ) -> None:
+    if len(pairs) < num_splits:
+        report.misconception("splits without keys are left out", "They exist, and their number of keys is 0.")
     report.equal(num_splits, len(pairs), "number of splits")
     if any(count < 0 for _, count in pairs):
         report.misconception("a number of keys below zero", "A split behind the end has 0 keys.")
@@ -207,9 +226,14 @@ def _judge(
     report.true(begins == {0}, f"Splits should begin at multiples of {step} keys; got {list(pairs)}.")
     shortest = math.ceil(math.ceil(visible / step) / num_splits) * step
     longest = max(count for _, count in pairs)
-    if longest > shortest:
+    if pairs[-1][1] == longest > shortest:
         report.misconception(
             "one split takes the rest", "All others wait for the longest. Round the size up instead."
+        )
+    elif longest > shortest:
+        report.misconception(
+            "more rounds than needed",
+            "Round up, and not beyond: a division without rest needs nothing added.",
         )
     report.true(longest <= shortest, f"The longest split has {longest} keys, and {shortest} are enough.")
 
@@ -230,16 +254,25 @@ def check_map(
         "the caller of the kernels",
         "Look for the function that merges.",
     )
+    segments = (
+        "reduce_segments",
+        "the merge of segments",
+        "It gets maxima and sums of many parts, no log sums.",
+    )
     prefix = (
         "PagedAttention.forward_prefix",
         "the method that calls it",
         "It hands on to a function of a module.",
     )
+    ours = tuple(
+        (name, "a kernel of ours", "The column of vLLM is asked for.")
+        for name in ("decode_split_kernel", "merge_kernel", "prefill_kernel")
+    )
     questions = (
-        ("splits_in_v0", "paged_attention_v2", splits_in_v0, (first,)),
-        ("decides", "PagedAttention.forward_decode", decides, ()),
-        ("merges", "merge_attn_states", merges, (forward,)),
-        ("chunks", "context_attention_fwd", chunks, (prefix,)),
+        ("splits_in_v0", "paged_attention_v2", splits_in_v0, (first, *ours)),
+        ("decides", "PagedAttention.forward_decode", decides, ours),
+        ("merges", "merge_attn_states", merges, (forward, segments, *ours)),
+        ("chunks", "context_attention_fwd", chunks, (prefix, *ours)),
     )
     for name, right, got, known in questions:
         with report.case(name):
@@ -272,6 +305,10 @@ def check_limit(limit: Callable[..., Any], per_byte: Sequence[float], queries: i
             answer = limit(operations, num_bytes, 100.0, 100.0)
             report.true(
                 isinstance(answer, (tuple, list)) and len(answer) == 2, "It should return two things."
+            )
+            report.true(
+                not isinstance(answer[0], str),
+                "It should return the seconds first, then what the work waits for.",
             )
             both = operations / 100 + num_bytes / 100
             added = (both, "both times are added", "A device reads while it computes.")

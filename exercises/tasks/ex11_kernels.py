@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from exercises.grader import Report
+from exercises.grader.values import difference
 from exercises.tasks.ex08_scene import Pages, exactly, make_pages
-from exercises.tasks.ex08_wrong import HEADS, NO_SCALE, PAST_END, TOO_FEW, seen, variant
+from exercises.tasks.ex08_wrong import HEADS, NO_SCALE, PAST_END, TOO_FEW, left_aligned, seen, variant
 from exercises.tasks.ex08_wrong import NO_MASK as ALL_KEYS
-from exercises.tasks.ex11_checks import INF_INF, MEAN, OVERFLOWS, READS_EMPTY, merged, wrongly_merged
+from exercises.tasks.ex11_checks import BY_LOG, INF_INF, MEAN, OVERFLOWS, READS_EMPTY, merged, wrongly_merged
 from exercises.tasks.kernel_checks import (
+    SAME_ELEMENT,
+    ByZero,
     Contents,
     Launch,
     Suspect,
+    WriteRace,
     check_budgets,
     check_launch,
     elements,
@@ -43,7 +47,16 @@ NO_SHRINK: Suspect = (
     "old sums are not rescaled",
     "When a larger score comes, what was summed shrinks by exp(old - new).",
 )
+NOT_E: Suspect = ("a logarithm to another base", "Weights are powers of e: take math.log of their sum.")
 TWICE: Suspect = ("keys are read more than once", "A key is read once, and carried on in a register.")
+FAR: Suspect = (
+    "more of the values is fetched than used",
+    "Read each value once, and give lane l the numbers l and l + 32: then neighbours read neighbours.",
+)
+OUTSIDE: Suspect = (
+    "an index outside of its array",
+    "The grid is (sequence, head, split). Positions end at seq_len, and a table is asked for position // block_size.",
+)
 EMPTY: Suspect = (
     "an empty split is divided by nothing",
     "Its sum is 0. Ask whether there was a key before dividing or taking a logarithm.",
@@ -73,14 +86,14 @@ def check_split(decode_split: Any, report: Report) -> None:
             },
             expected=right,
         )
-        errors: dict[type[KernelError], Suspect] = {KernelError: EMPTY, BoundsError: PAST_END}
+        errors: dict[type[KernelError], Suspect] = {ByZero: EMPTY, BoundsError: OUTSIDE}
         cost = check_launch(report, decode_split, launch, known=wrong, errors=errors)
         least = int(pages.seq_lens.sum()) * num_heads * head_dim
         check_budgets(
             report,
             cost,
             elements("key_cache", "read", most=least, least=least, suspect=TWICE),
-            sectors("value_cache", "read", most=least // 8, least=least // 8, suspect=TWICE),
+            sectors("value_cache", "read", most=least // 8, least=least // 8, suspect=FAR),
         )
 
 
@@ -140,7 +153,7 @@ def parts(
 
 
 def wrong_parts(pages: Pages, num_splits: int) -> dict[Suspect, Contents]:
-    """What wrong ideas leave."""
+    """What wrong ideas leave, where that is something else than the right ones do."""
     right = parts(pages, num_splits)
     tops, sums, unshrunk = (torch.full_like(right["log_sums"], -torch.inf) for _ in range(3))
     past = {name: tensor.clone() for name, tensor in right.items()}
@@ -163,7 +176,7 @@ def wrong_parts(pages: Pages, num_splits: int) -> dict[Suspect, Contents]:
     bare = torch.where(
         full[..., None], right["partial"] * (right["log_sums"].exp() / right["log_sums"].exp())[..., None], 0
     )
-    return {
+    wrong = {
         FLOORED: parts(pages, num_splits, floored),
         EVERYTHING: parts(pages, num_splits, everything),
         HEADS: parts(pages, num_splits, by_remainder=True),
@@ -171,9 +184,15 @@ def wrong_parts(pages: Pages, num_splits: int) -> dict[Suspect, Contents]:
         UNDIVIDED: {"partial": undivided},
         NO_LOG: {"log_sums": sums},
         LARGEST: {"log_sums": tops},
+        NOT_E: {"log_sums": torch.where(full, tops + sums.log2(), tops)},
         NO_SHRINK: {"log_sums": unshrunk},
         PAST_END: {"partial": past["partial"]},
         OVERFLOWS: {"partial": bare},
+    }
+    return {
+        suspect: contents
+        for suspect, contents in wrong.items()
+        if any(difference(right[name].float(), tensor.float()) for name, tensor in contents.items())
     }
 
 
@@ -182,6 +201,14 @@ def wrong_parts(pages: Pages, num_splits: int) -> dict[Suspect, Contents]:
 NOTHING: Suspect = (
     "nothing divided by nothing",
     "A sequence without keys has the sum 0. Its result is zero, and not 0 / 0.",
+)
+NO_KEYS: Suspect = (
+    "no result for a sequence without keys",
+    "It is zero, and has to be written. Neither 0 / 0 nor -inf - -inf is a number.",
+)
+OUTSIDE_PARTS: Suspect = (
+    OUTSIDE[0],
+    "The grid is (sequence, head), and thread d has number d of the result.",
 )
 FROM_ZERO: Suspect = (
     "the largest starts at 0",
@@ -210,9 +237,11 @@ def check_merge_parts(merge_parts: Any, report: Report) -> None:
         right = merged(*by_part)[0]
         wrong: dict[Suspect, Contents] = {
             suspect: {"out": wrongly_merged(*by_part)[suspect]}
-            for suspect in (READS_EMPTY, MEAN, OVERFLOWS, INF_INF)
+            for suspect in (READS_EMPTY, MEAN, BY_LOG, OVERFLOWS, INF_INF)
         }
-        if (0, 0) in gone:  # who reads the row of an empty part was found in the case before
+        if log_sums.isinf().all(2).any():
+            wrong = {NO_KEYS: wrong[READS_EMPTY]}
+        elif (0, 0) in gone:  # who reads the row of an empty part was found in the case before
             wrong = {INF_INF: wrong[READS_EMPTY]}
         if float(moved.max()) < -900:
             wrong[FROM_ZERO] = {"out": torch.zeros_like(right)}
@@ -223,7 +252,9 @@ def check_merge_parts(merge_parts: Any, report: Report) -> None:
             arguments={"out": unwritten(2, 3, 64), "partial": partial, "log_sums": log_sums},
             expected={"out": right},
         )
-        cost = check_launch(report, merge_parts, launch, known=wrong, errors={KernelError: NOTHING})
+        cost = check_launch(
+            report, merge_parts, launch, known=wrong, errors={ByZero: NOTHING, BoundsError: OUTSIDE_PARTS}
+        )
         full = 64 * int((log_sums > -torch.inf).sum())
         suspect = (READS_EMPTY[0], "Whoever knows that a part is empty need not read its row.")
         check_budgets(report, cost, elements("partial", "read", most=full, least=full, suspect=suspect))
@@ -238,6 +269,14 @@ NO_BARRIER: Suspect = (
 EACH_ITS_OWN: Suspect = (
     "every query fetches its own keys",
     "The four warps of a block share the tile: each brings a quarter of it, and all use all of it.",
+)
+TOO_FAR: Suspect = (
+    "keys are fetched that no query of the block sees",
+    "A block stops behind the last key of its last query, within a tile of keys, too.",
+)
+NO_CONTEXT: Suspect = (
+    "the context is forgotten",
+    "Query i is no token i: it stands at position seq_len - num_queries + i.",
 )
 OTHERS_QUERY: Suspect = (
     "a tile's rows all see as much",
@@ -262,6 +301,7 @@ def check_tile(attend_tile: Any, report: Report) -> None:
                 "out": variant(*some, lambda start, count: torch.ones(count, start + count, dtype=torch.bool))
             },
             OTHERS_QUERY: {"out": variant(*some, lambda start, count: seen(start, count)[last[:count]])},  # noqa: B023
+            NO_CONTEXT: {"out": variant(*some, left_aligned)},
             TOO_FEW: {"out": variant(*some, lambda start, count: seen(start, count, -1))},
             HEADS: {"out": variant(*some, by_remainder=True)},
             NO_SCALE: {"out": variant(*some[:3], 1.0)},
@@ -279,9 +319,12 @@ def check_tile(attend_tile: Any, report: Report) -> None:
             },
             expected={"out": exactly(*some)},
         )
-        cost = check_launch(report, attend_tile, launch, known=wrong, errors={RaceError: NO_BARRIER})
+        cost = check_launch(
+            report, attend_tile, launch, known=wrong, errors={WriteRace: SAME_ELEMENT, RaceError: NO_BARRIER}
+        )
         stops = [total - num_queries + min(start + 4, num_queries) for start in range(0, num_queries, 4)]
         least = sum(stops) * num_heads * 64
-        check_budgets(
-            report, cost, elements("key_cache", "read", most=least, least=least, suspect=EACH_ITS_OWN)
-        )
+        alone = sum(range(total - num_queries + 1, total + 1)) * num_heads * 64  # each query for itself
+        used = cost.total("global", "read", "key_cache").lanes if cost else 0
+        suspect = EACH_ITS_OWN if used > (least + alone) / 2 else TOO_FAR
+        check_budgets(report, cost, elements("key_cache", "read", most=least, least=least, suspect=suspect))

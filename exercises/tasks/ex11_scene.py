@@ -4,7 +4,8 @@ engine whose decodes run on a reader's two kernels."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,15 +23,13 @@ from kernels.cuda.merge import merge_kernel
 from kernels.cuda.softmax import LOG2_E
 from kernels.cuda.tiling import Tiling, tiling_for
 from kernels.interpreter import Report, interpret, is_interpreting
-from refengine.commands.bench_kernels import Result
-from refengine.viz.roofline import Roof, Work
+from refengine.commands.bench_kernels import Point, Result, measure
+from refengine.viz import Roof, Work
 
 # From NVIDIA's data sheet of the H200 SXM: float32 without tensor cores, and the bandwidth of its memory.
 H200 = Roof("an H200", peak=67e12, bandwidth=4.8e12)
 PROCESSORS = 132  # of an H200
-PLACES = (
-    PROCESSORS * BLOCKS_PER_PROCESSOR
-)  # blocks of threads that run at the same time, in the house's kernels
+PLACES = PROCESSORS * BLOCKS_PER_PROCESSOR  # blocks of threads that run at the same time, in our kernels
 
 HEADS, KV_HEADS, HEAD_DIM, ITEMSIZE = 32, 8, 128, 2  # of the model in the examples, bfloat16
 
@@ -48,12 +47,12 @@ def decode_work(seq_lens: Sequence[int], heads: int = HEADS, kv_heads: int = KV_
 
 
 def prefill_work(tokens: int, rows: int, heads: int = HEADS, kv_heads: int = KV_HEADS) -> Work:
-    """Attention of one layer for a prompt. rows: queries of a KV head, its group counted, that share a reading."""
+    """Attention of one layer for a prompt. rows: of queries, each with one head, that share a reading."""
     group = heads // kv_heads
     pairs = tokens * (tokens + 1) // 2  # of a query and a key that it sees
     readings = pairs * group / rows  # tokens read, for each KV head; all queries of a tile see about as many
     return Work(
-        f"prefill of {tokens} tokens, {rows} queries at a time",
+        f"prefill of {tokens} tokens, {rows} rows share a reading",
         operations=4 * pairs * heads * HEAD_DIM,
         num_bytes=2 * readings * kv_heads * HEAD_DIM * ITEMSIZE,
     )
@@ -174,8 +173,26 @@ def on_split(decode_split: Any, merge_parts: Any, num_splits: int = 3) -> Simple
 def this_cpu() -> Roof:
     """One core: the speed of a product of matrices that fit into its cache, and of reading memory."""
     a, big = torch.randn(768, 768), torch.randn(32 << 20)
-    peak = 2 * 768**3 / _fastest(lambda: a @ a)
-    return Roof("this CPU, one thread", peak, big.nbytes / _fastest(lambda: big.sum()))
+    with _one_thread():
+        peak = 2 * 768**3 / _fastest(lambda: a @ a)
+        return Roof("this CPU, one thread", peak, big.nbytes / _fastest(lambda: big.sum()))
+
+
+def measured(point: Point) -> Result:
+    """A point of `refengine bench kernels`, on one core."""
+    with _one_thread():
+        return measure(point, rounds=3)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The time that is taken is this thread's, so it has to do all of torch's work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _fastest(work: Any, repeats: int = 5) -> float:
@@ -188,14 +205,14 @@ def _fastest(work: Any, repeats: int = 5) -> float:
     return min(times)
 
 
-def cpu_work(result: Result) -> Work:
+def cpu_work(result: Result, contestant: str = "ours") -> Work:
     """A measured point of `refengine bench kernels`; 8 query heads over 2 KV heads, float32."""
     point = result.point
     return Work(
-        f"decode, {point.num_seqs} x {point.context} tokens, head_dim {point.head_dim}",
+        f"{contestant}, {point.num_seqs} x {point.context} tokens, head_dim {point.head_dim}",
         operations=4
         * point.num_bytes
         // 4,  # each number meets 4 query heads: 4 multiplications, 4 additions
         num_bytes=point.num_bytes,
-        seconds=result.seconds["ours"],
+        seconds=result.seconds[contestant],
     )

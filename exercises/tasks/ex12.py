@@ -69,7 +69,14 @@ def most_held(window, num_tokens, block_size):
     return num_held(stage.decode("ada", num_tokens - 1))
 with_window, without = 9, 63
 """
+BY_FORMULA = """
+def most_held(window, num_tokens, block_size):
+    return min(-(-(window or num_tokens) // block_size) + 1, -(-num_tokens // block_size))
+with_window, without = 9, 63
+"""
 GIVES_BACK = "        self.coordinator.remove_skipped_blocks(request.request_id, num_computed_tokens)\n"
+FREES = "self.pool.free_blocks(gone[::-1])"
+SUMMED = "held = len(self.table(request_id)) + len(hits)"
 ADOPTED = "block.ref_count == 0 and not block.is_null for block in hits"
 
 TASKS = [
@@ -101,6 +108,11 @@ TASKS = [
                 "at once",
                 "it is given back in the step that passes it",
                 edits=(("[[1, 2, 3],", "[[0, 2, 3],"),),
+            ),
+            WrongAnswer(
+                "one order for all",
+                "all go back at once",
+                edits=(("[6, 7, 8, 1, 2, 3]", "[6, 7, 8, 3, 2, 1]"),),
             ),
             WrongAnswer(
                 "at the front",
@@ -155,7 +167,23 @@ TASKS = [
             WrongAnswer(
                 "loses them",
                 "they never go back",
-                edits=(("self.pool.free_blocks(gone[::-1])", "gone.clear()"),),
+                edits=((FREES, "gone.clear()"),),
+            ),
+            WrongAnswer(
+                "one by one",
+                "every block has a call of its own",
+                edits=((FREES, "for block in gone[::-1]:\n            self.pool.free_blocks([block])"),),
+            ),
+            WrongAnswer(
+                "less than none",
+                "a negative number of blocks goes back",
+                edits=(
+                    (
+                        "max(self.num_skipped_tokens(num_computed_tokens), 0)",
+                        "self.num_skipped_tokens(num_computed_tokens)",
+                    ),
+                    ("range(min(num_nulls, len(table)))", "range(len(table[:num_nulls]))"),
+                ),
             ),
             WrongAnswer(
                 "in order",
@@ -271,6 +299,23 @@ TASKS = [
                 edits=(("return run[:-1] if drop_last else run", "return run"),),
             ),
             WrongAnswer(
+                "backwards",
+                "blocks stand in the order of the walk",
+                edits=(("run.insert(0, block)", "run.append(block)"),),
+            ),
+            WrongAnswer(
+                "one less",
+                "one block less is looked up",
+                edits=(
+                    (" + drop_last\n", "\n"),
+                    (
+                        "range(max_length // self.block_size)",
+                        "range(max_length // self.block_size - drop_last)",
+                    ),
+                    ("return run[:-1] if drop_last else run", "return run"),
+                ),
+            ),
+            WrongAnswer(
                 "drops only",
                 "what is left of the hit is too short",
                 edits=((" + drop_last\n", "\n"),),
@@ -303,11 +348,16 @@ TASKS = [
                 edits=((ADOPTED, "not block.is_null for block in hits"),),
             ),
             WrongAnswer(
+                "a hit without nulls",
+                "a null holds no place",
+                edits=((SUMMED, f"hits = [block for block in hits if not block.is_null]\n        {SUMMED}"),),
+            ),
+            WrongAnswer(
                 "nulls hold no place",
                 "a null holds no place",
                 edits=(
                     (
-                        "held = len(self.table(request_id)) + len(hits)",
+                        SUMMED,
                         "held = sum(not block.is_null for block in (*self.table(request_id), *hits))",
                     ),
                 ),
@@ -328,7 +378,7 @@ TASKS = [
             "remove_skipped_blocks(request.request_id, num_computed_tokens), at the place where it stands.",
         ),
         wrong=(
-            WrongAnswer("never", "nothing is given back, to be safe", edits=((GIVES_BACK, ""),)),
+            WrongAnswer("never", "nothing is given back", edits=((GIVES_BACK, ""),)),
             WrongAnswer(
                 "after the test",
                 "first asked, then given back",
@@ -337,6 +387,28 @@ TASKS = [
                     (
                         "        new_blocks = self.coordinator",
                         f"{GIVES_BACK}        new_blocks = self.coordinator",
+                    ),
+                ),
+            ),
+            WrongAnswer(
+                "at the end",
+                "given back before the step has run",
+                edits=(
+                    (GIVES_BACK, ""),
+                    (
+                        "        return KVCacheBlocks(new_blocks)",
+                        "        self.coordinator.remove_skipped_blocks(request.request_id, num_tokens)\n"
+                        "        return KVCacheBlocks(new_blocks)",
+                    ),
+                ),
+            ),
+            WrongAnswer(
+                "the last token",
+                "what the last token of the step sees",
+                edits=(
+                    (
+                        "remove_skipped_blocks(request.request_id, num_computed_tokens)",
+                        "remove_skipped_blocks(request.request_id, num_tokens - 1)",
                     ),
                 ),
             ),
@@ -426,6 +498,7 @@ TASKS = [
                 edits=(('num_held(stage.grow("ada", 1))', 'len(stage.grow("ada", 1))'),),
             ),
             WrongAnswer("at the end", "what is held at the end", source=AT_THE_END),
+            WrongAnswer("by formula", "all w tokens, and a block more", source=BY_FORMULA),
             WrongAnswer(
                 "128 / 16",
                 "a window begins at a block's beginning",

@@ -274,7 +274,7 @@ TASKS = [
             WrongAnswer("shortest list", "the shortest list", edits=((RIGHT_CUT, SHORTEST_LIST),)),
             WrongAnswer(
                 "longest",
-                "cut to the longest answer",
+                "longer than the hit",
                 edits=(("[: length // group.block_size]", "[: longest // group.block_size]"),),
             ),
         ),

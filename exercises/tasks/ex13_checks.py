@@ -10,6 +10,7 @@ from exercises.grader.report import Known
 from exercises.tasks.ex13_scene import GroupStage, full, places, states, window
 from exercises.tasks.ex13_traces import GROUP_TRACES, replay, replay_bare
 from refengine.errors import IntegrityError
+from refengine.hashing import BlockHash
 from refengine.parts import Parts
 from refengine.v1.groups.spec import GroupSpec
 
@@ -47,6 +48,11 @@ ALONE = (
     "full attention decides alone",
     "Full attention has these blocks; the other group must be able to go on there, too.",
 )
+NO_BOUNDARY = ("no boundary", "Full attention got further than the hit. How far it got is the boundary.")
+NEEDLESS = (
+    "a boundary where the hit ends",
+    "No group got further than the hit. Then there is no boundary: 0.",
+)
 ANY_STATE = (
     "a state can be cut",
     "Of a state after 12 tokens nobody can make the one after 6. Only where a chunk ended there is one.",
@@ -83,13 +89,23 @@ def check_found(found: dict[str, Any], blocks_of_b: list[list[int]], report: Rep
         ),
         "e": (((0, 12), "a window needs everything", "At token 12 nobody sees the first two tokens."),),
         "g": (((8, 0), *ANY_STATE), ((8, 12), *ANY_STATE)),
-        "h": (((6, 0), *ANY_STATE), ((6, 12), *ANY_STATE)),
+        "h": (
+            ((6, 0), *ANY_STATE),
+            ((6, 12), *ANY_STATE),
+            (
+                (0, 12),
+                "the boundary is Ada's",
+                "It is how far Bob's tokens were found, and 6 of them are hers.",
+            ),
+        ),
     }
     for name, pair in expected.items():
         with report.case(f"row {name}"):
             got = found.get(name)
             answer = tuple(got) if isinstance(got, list) else got
-            report.equal(pair, answer, "(hit, boundary)", known=known.get(name, ()))
+            hit, boundary = pair
+            always = ((hit, 0), *NO_BOUNDARY) if boundary else ((hit, hit), *NEEDLESS)
+            report.equal(pair, answer, "(hit, boundary)", known=(*known.get(name, ()), always))
     with report.case("the blocks of row b"):
         uncut: Known = (
             [[1, 2, 3, 4, 5, 6], [0, 0, 0, 10, 11]],
@@ -106,10 +122,16 @@ def check_found(found: dict[str, Any], blocks_of_b: list[list[int]], report: Rep
             "a window needs everything",
             "Of tokens 0 to 5 the window's layers need nothing any more.",
         )
-        blocks = [list(group) for group in blocks_of_b]
-        report.equal(
-            ada_has_ended(12).hits(B), blocks, "blocks of each group", known=(uncut, null, all_of_it)
+        too_long: Known = (
+            [[1, 2, 3, 4, 5], [0, 0, 0, 0, 10, 11]],
+            "null blocks are not counted",
+            "10 tokens are five blocks of two, in each group, null blocks included.",
         )
+        is_nested = all(isinstance(group, (list, tuple)) for group in blocks_of_b)
+        report.true(is_nested, f"A list for each group, as [[...], [...]], and not {blocks_of_b!r}.")
+        blocks = [list(group) for group in blocks_of_b]
+        known_blocks = (uncut, null, all_of_it, too_long)
+        report.equal(ada_has_ended(12).hits(B), blocks, "blocks of each group", known=known_blocks)
 
 
 # -- 13.2 ---------------------------------------------------------------------------------------------------
@@ -126,7 +148,9 @@ def check_common_length(common_length: Any, report: Report) -> None:
         report.equal(6, common_length([serves(2, 6)], 12), "serves 2 or 6")
         report.equal(2, common_length([serves(2, 6)], 5), "serves 2 or 6, at most 5")
     with report.case("two groups meet at a length that both can serve"):
-        report.equal(10, common_length([serves(2, 4, 6, 8, 10, 12), serves(2, 6, 10)], 12), "10 is in both")
+        got = common_length([serves(2, 4, 6, 8, 10, 12), serves(2, 6, 10)], 12)
+        one_yes: Known = (12, "one group is enough", "The first can serve 12, and the second cannot.")
+        report.equal(10, got, "10 is in both", known=(one_yes,))
         report.equal(4, common_length([serves(4, 12), everything], 11), "only 4 or 12, at most 11")
     with report.case("each is asked about what the others have left"):
         alone: Known = (
@@ -175,6 +199,8 @@ def asked(stage: GroupStage, token_ids: Iterable[int]) -> tuple[list[list[int]],
 
 
 def check_coordinator(agree: Any, report: Report) -> None:
+    with report.case("three answers: a tuple with the blocks of each group, the length, the boundary"):
+        _want_three(agree, report)
     _check_hits(agree, report)
     _check_boundary(agree, report)
     with report.case("vLLM's recorded lookups"):
@@ -185,6 +211,26 @@ def check_coordinator(agree: Any, report: Report) -> None:
         result = replay("script_hybrid_junction", {"coordinator": agree})
         said = "all equal" if result.difference is None else result.difference
         report.equal("all equal", said, result.name)
+
+
+def _want_three(agree: Any, report: Report) -> None:
+    stage = ada_has_ended(12)
+    hashes: list[BlockHash] = []
+    stage.hasher.extend(hashes, B)
+    answer = agree(stage.groups, False).find_longest_cache_hit(hashes, len(A))
+    is_three = isinstance(answer, tuple) and len(answer) == 3
+    came = f"{len(answer)} came" if isinstance(answer, tuple) else f"a {type(answer).__name__} came"
+    report.true(is_three, f"A tuple of three answers is wanted, and {came}.")
+    blocks, *numbers = answer
+    is_tuple = isinstance(blocks, tuple) and len(blocks) == 2
+    is_tuple = is_tuple and all(isinstance(each, (list, tuple)) for each in blocks)
+    report.true(
+        is_tuple, f"The blocks come in a tuple, a list for each group, not in a {type(blocks).__name__}."
+    )
+    for name, number in zip(("length", "boundary"), numbers, strict=True):
+        report.true(
+            isinstance(number, int), f"The {name} is a number of tokens, 0 for none, and not {number!r}."
+        )
 
 
 def _check_hits(agree: Any, report: Report) -> None:
@@ -342,8 +388,13 @@ def check_cutting(cutting: Any, report: Report) -> None:
             ),
             (
                 [[1, 2, 3, 4, 5, 6, 7, 8], [10, 11, 12, 13], [0, 0, 0, 0, 19, 20]],
-                "cut to the longest answer",
-                "The longest answer is the boundary. The hit is what all of them can serve.",
+                "longer than the hit",
+                "The hit is 12 tokens: six blocks of two, three of four. Full attention has 16, and keeps 12 of them.",
+            ),
+            (
+                [[1, 2, 3, 4, 5, 6, 7, 8], [10, 11, 12], [0, 0, 0, 0, 19, 20]],
+                "the other one keeps too much",
+                "Both groups with full attention have 16 tokens, so both are cut.",
             ),
         )
         report.equal([[1, 2, 3, 4, 5, 6], [10, 11, 12], [0, 0, 0, 0, 19, 20]], hits, "blocks", known=known)
@@ -352,6 +403,11 @@ def check_cutting(cutting: Any, report: Report) -> None:
         stage = stage_of(window(2, 4), full(4), full(2), evicted=7)
         expected = [[0, 0, 0, 0, 5, 6], [10, 11, 12], [15, 16, 17, 18, 19, 20]]
         report.equal(expected, stage.hits(range(17)), "blocks of window, full 4, full 2")
+    with report.case("three groups with full attention"):
+        groups = full(2), full(4), full(8), window(2, 4)
+        stage = stage_of(*groups, evicted=47, num_tokens=33)
+        counts = [len(blocks) for blocks in stage.hits(range(33))]
+        report.equal([12, 6, 3, 12], counts, "24 tokens in blocks of 2, 4, 8, 2")
     with report.case("the request's own tokens get blocks of its own"):
         stage = stage_of(full(2), full(4), window(2, 4), evicted=21)
         tables = stage.start("bob", range(17))
@@ -381,8 +437,13 @@ def check_adoption(manager: Any, report: Report) -> None:
     with report.case("the hits of all groups are taken before any new block"):
         stage = two_have_ended(manager)
         tables = _tables(stage, report)
-        if tables and tables[0][-1:] == [4]:
+        if tables == [[1, 2, 4], [3, 4, 6]]:
             report.as_given()
+        elif tables and set(tables[0]) & set(tables[1]):
+            report.misconception(
+                "one group still takes another one's hit",
+                "A block stands in both tables. Whichever group is first, all must adopt before any takes a new one.",
+            )
         report.equal([[1, 2, 6], [3, 4, 5]], tables, "Bob's tables")
         report.equal([8, 7], stage.queue, "free queue")
     with report.case("every block has one user"):
@@ -504,10 +565,18 @@ def check_three_hits(
     with report.case("three prompts beside a window"):
         for retention in RETENTION.values():
             expected = measured(window(4, 8), retention, 20)
-            got = list(three_hits(window(4, 8), retention, 20))
+            got = three_hits(window(4, 8), retention, 20)
+            is_list = isinstance(got, (list, tuple)) and all(isinstance(each, int) for each in got)
+            report.true(is_list, f"three_hits should give three numbers of tokens, and gives {got!r}.")
+            got = list(got)
             if got == [32, 32, 32]:
                 report.misconception(
                     "looked up after it ran", "A prompt that has run finds itself. Ask before it starts."
+                )
+            if got[1:] == [32, 32]:
+                report.misconception(
+                    "all of the prompt is shared",
+                    "Each prompt has 13 tokens of its own after the shared ones.",
                 )
             if got == [0, 0, 0]:
                 report.misconception(
@@ -523,6 +592,8 @@ def check_three_hits(
             expected = measured(states(4), 0, num_shared)
             report.equal(expected, list(three_hits(states(4), 0, num_shared)), f"{num_shared} shared")
     with report.case("the first request with all 20"):
+        names = ["state, dense", "window, 0", "window, 16", "window, dense"]
+        report.equal(names, sorted(first_with_all_20), "rows of the answer")
         for name, number in first_with_all_20.items():
             kind, kept = name.split(", ")
             hits = measured(KINDS[kind], RETENTION[kept], 20)
@@ -531,16 +602,26 @@ def check_three_hits(
                 "dense keeps every state",
                 "Nobody can keep a state that never existed: no chunk of the first prompt ended at 20.",
             )
-            known = (dense,) if kind == "state" else ()
+            part: Known = (
+                2,
+                "a part is not all",
+                "The second one finds 16 of the 20: 16 is kept, 20 is not.",
+            )
+            known = (dense,) if kind == "state" else (part,) if kept == "16" else ()
             report.equal(hits.index(20) + 1, number, name, known=known)
-        report.equal(4, len(first_with_all_20), "answers")
     with report.case("which chunks leave which states"):
         every: Known = (
             [2, 4, 6, 8, 10, 12],
             "a state at every block",
             "Keys exist for every token; a state exists only where a chunk ended.",
         )
+        report.equal(["12, 1", "4, 4, 4, 1", "6, 6, 1"], sorted(states_left), "rows of the answer")
         for name, left in states_left.items():
             stage = states_of([int(count) for count in name.split(", ")])
-            report.equal(stage.ends_cached(range(13)), list(left), f"chunks {name}", known=(every,))
-        report.equal(3, len(states_left), "answers")
+            right = stage.ends_cached(range(13))
+            inside: Known = (
+                [*right, 13],
+                "a state inside a block",
+                "13 tokens end inside a block, which has no hash.",
+            )
+            report.equal(right, list(left), f"chunks {name}", known=(every, inside))

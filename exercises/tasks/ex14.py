@@ -318,7 +318,7 @@ TASKS = [
             ),
             WrongAnswer(
                 "from the start",
-                "replayed from the start",
+                "replayed from too early",
                 edits=(("self.replay(self.next_sequence)", "self.replay(0)"),),
             ),
             WrongAnswer(

@@ -25,6 +25,7 @@ from exercises.tasks.ex14_scene import (
 from refengine.errors import ConfigError
 from refengine.hashing import BlockHash
 from refengine.sampling import SamplingParams
+from refengine.v1.block import KVCacheBlock
 from refengine.v1.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from refengine.v1.groups.spec import CHUNKED_LOCAL, FULL_ATTENTION, MAMBA, SLIDING_WINDOW
 from refengine.v1.mirror import PrefixMirror, num_certain
@@ -127,6 +128,21 @@ KNOWN_NEWS: dict[int, tuple[Known, ...]] = {
             "a copy goes silently",
             "Every block that loses its hash is told, also if another block has the same hash.",
         ),
+        (
+            [("removed", "b"), ("removed", "c"), CLEO],
+            "the head goes before the tail",
+            "Ada's blocks went into the queue last one first, and come out in that order.",
+        ),
+        (
+            [("removed", "c"), ("removed", "b"), ("removed", "a"), CLEO],
+            "a block in use is taken",
+            "Bob uses the block of a. It is not in the queue.",
+        ),
+        (
+            [("removed", "cb"), CLEO],
+            "one removed event for all",
+            "Each block that loses its hash has an event.",
+        ),
     ),
 }
 
@@ -144,7 +160,8 @@ def check_news(news: dict[int, Told], found: str, report: Report) -> None:
             "one copy is all",
             "b was removed once, and there were two blocks of it. Bob's is still there.",
         )
-        report.equal(left, "".join(sorted(found)), "letters", known=(forgets,))
+        keeps: Known = ("abcde", "what is removed is still found", "c had one block, and Cleo got it.")
+        report.equal(left, "".join(sorted(found)), "letters", known=(forgets, keeps))
 
 
 # -- 14.2 ---------------------------------------------------------------------------------------------------
@@ -168,12 +185,28 @@ def removed(letter: str, group: int = 0) -> BlockRemoved:
     return BlockRemoved((letter.encode(),), group)
 
 
-def known_after(mirror_class: Any, *events: KVCacheEvent) -> list[str]:
-    """What a fresh mirror knows after these events, as in `0a`: the group, and the letter."""
+def known_after(mirror_class: Any, *events: KVCacheEvent) -> list[Any]:
+    """What a fresh mirror knows after these events, sorted: `(0, "a")` is the group and the letter."""
     mirror = mirror_class()
     for event in events:
         mirror.apply(event)
-    return sorted(f"{group}{block_hash.decode()}" for group, block_hash in mirror.prefixes())
+    known = mirror.prefixes()
+    if not isinstance(known, Iterable):
+        raise TypeError(f"prefixes() should give a set of (group id, hash), and gives {known!r}")
+    return sorted(map(_lettered, known), key=str)
+
+
+def named(letters: str) -> list[Any]:
+    """Prefixes of group 0 as `known_after` gives them."""
+    return [(0, letter) for letter in letters]
+
+
+def _lettered(prefix: Any) -> Any:
+    """A prefix with the letter of its hash. What is no (group id, hash) stays as it is."""
+    match prefix:
+        case (int(group), bytes(block_hash)):
+            return group, block_hash.decode()
+    return prefix
 
 
 SET = ("a set forgets a copy", "Two blocks had this hash and one is left. The engine still finds the prefix.")
@@ -194,33 +227,37 @@ SHARED = (
 
 def check_mirror(mirror: Any, report: Report) -> None:
     with report.case("what was stored is known, and no longer when it was removed"):
-        report.equal(["0a", "0b"], known_after(mirror, stored("ab")), "stored a and b")
-        report.equal(["0a"], known_after(mirror, stored("ab"), removed("b")), "b removed")
+        report.equal(named("ab"), known_after(mirror, stored("ab")), "stored a and b")
+        report.equal(named("a"), known_after(mirror, stored("ab"), removed("b")), "b removed")
     with report.case("two blocks with one hash: one goes, and the prefix stays"):
         twice = (stored("ab"), stored("b", parent_block_hash=b"a"), removed("b"))
         report.equal(
-            ["0a", "0b"], known_after(mirror, *twice), "b twice, one removed", known=((["0a"], *SET),)
+            named("ab"), known_after(mirror, *twice), "b twice, one removed", known=((named("a"), *SET),)
         )
-        report.equal(["0a"], known_after(mirror, *twice, removed("b")), "both removed")
+        report.equal(named("a"), known_after(mirror, *twice, removed("b")), "both removed")
     with report.case("groups are kept apart"):
         window = {"kind": SLIDING_WINDOW, "window": 6}
         both = (stored("a"), stored("a", 1, **window), removed("a", 1))
-        report.equal(["0a"], known_after(mirror, *both), "removed in group 1", known=(([], *ALL_GROUPS),))
+        report.equal(named("a"), known_after(mirror, *both), "removed in group 1", known=(([], *ALL_GROUPS),))
     with report.case("what is reused is not one more copy"):
         events = (stored("a"), stored("a", reused=True), stored("a", reused=True), removed("a"))
         report.equal(
-            [], known_after(mirror, *events), "announced twice, removed once", known=((["0a"], *REUSED),)
+            [], known_after(mirror, *events), "announced twice, removed once", known=((named("a"), *REUSED),)
         )
     with report.case("an event may name no hash"):
         masked = stored("", 1, kind=MAMBA, token_ids=tuple(range(16)), extra_keys=())
-        report.equal(["0a"], known_after(mirror, stored("a"), masked), "16 tokens, no hash")
+        report.equal(named("a"), known_after(mirror, stored("a"), masked), "16 tokens, no hash")
     with report.case("cleared is everything"):
         report.equal([], known_after(mirror, stored("a"), stored("a", 1), AllBlocksCleared()), "cleared")
         again = (stored("a"), stored("a"), AllBlocksCleared(), stored("a"), removed("a"))
-        report.equal([], known_after(mirror, *again), "stored and removed after it", known=((["0a"], *KEPT),))
+        report.equal(
+            [], known_after(mirror, *again), "stored and removed after it", known=((named("a"), *KEPT),)
+        )
     with report.case("two mirrors know nothing of each other"):
-        report.equal(["0a"], known_after(mirror, stored("a")), "the first")
-        report.equal(["0b"], known_after(mirror, stored("b")), "the second", known=((["0a", "0b"], *SHARED),))
+        report.equal(named("a"), known_after(mirror, stored("a")), "the first")
+        report.equal(
+            named("b"), known_after(mirror, stored("b")), "the second", known=((named("ab"), *SHARED),)
+        )
     with report.case("12 random engines, compared after every step"):
         where = compare(mirror)
         report.true(not where, f"The mirror is not the engine's index at {where}.")
@@ -262,6 +299,11 @@ def check_listener(listener: Any, report: Report) -> None:
             report.as_given()
         known: tuple[Known, ...] = (
             (
+                [0, 2, 3, 4],
+                "the first missing batch is left out",
+                "`next_sequence` is the first that was not applied, so batch 1 is missing too.",
+            ),
+            (
                 [0, 3],
                 "the gap is passed over",
                 "What was in batches 1 and 2 is never known, and nothing says so.",
@@ -270,11 +312,13 @@ def check_listener(listener: Any, report: Report) -> None:
             ([0], "what comes after a gap is thrown away", "Then nothing is ever heard again."),
             (
                 [0, 0, 1, 2, 3, 4],
-                "replayed from the start",
+                "replayed from too early",
                 "Batch 0 was applied before: its copies count twice.",
             ),
         )
-        report.equal([0, 1, 2, 3, 4], got, "batches 0 and 3 arrive; 4 is published already", known=known)
+        up_to_it = [0, 1, 2, 3]  # right as well: batch 4 is on its way
+        expected = up_to_it if got == up_to_it else [0, 1, 2, 3, 4]
+        report.equal(expected, got, "batches 0 and 3 arrive; 4 is published already", known=known)
     with report.case("without a gap nothing is asked for"):
         report.equal([0, 1, 2], heard(listener, [0, 1, 2], num_published=3), "0, 1, 2 arrive")
     with report.case("what was applied is not applied again"):
@@ -307,11 +351,10 @@ def check_answer(answer: Any, report: Report) -> None:
         stage = NewsStage(20)
         stage.start("ada", range(9))
         a, b = stage.hashes(range(8))
-        found = of(stage).get_cached_block(b, [0])
-        report.true(
-            isinstance(found, list) and len(found) == 1, f"For one group a list of one block: {found!r}."
-        )
-        report.equal(None, of(NewsStage(20)).get_cached_block(a, [0]), "an empty mirror")
+        _want_blocks(of(stage).get_cached_block(b, [0]), 1, report)
+        listed = ("a list where None is wanted", "Only None means that the prefix is not there.")
+        got = of(NewsStage(20)).get_cached_block(a, [0])
+        report.equal(None, got, "an empty mirror", known=(([None], *listed), ([], *listed)))
     with report.case("several groups: all of them must hold it"):
         stage = NewsStage(40, FULL_AND_WINDOW)
         stage.start("ada", range(9))
@@ -319,13 +362,12 @@ def check_answer(answer: Any, report: Report) -> None:
         stage.evict(window[0])
         a, b = stage.hashes(range(8))
         one = of(stage).get_cached_block(a, [0, 1])
-        if one is not None:
+        if _num_blocks(one) == 2:
             report.misconception(
                 "one group is enough", "The block of the window is gone. Both groups were asked for."
             )
         report.equal(None, one, "in groups 0 and 1; 1 has lost it")
-        both = of(stage).get_cached_block(b, [0, 1])
-        report.true(isinstance(both, list) and len(both) == 2, f"One block for each of two groups: {both!r}.")
+        _want_blocks(of(stage).get_cached_block(b, [0, 1]), 2, report)
     with report.case("one token is always left to compute"):
         stage = NewsStage(20)
         stage.start("ada", range(8))
@@ -345,13 +387,26 @@ def check_answer(answer: Any, report: Report) -> None:
     with report.case("random engines of every kind: the mirror answers as the engine does"):
         for seed, groups in enumerate(MODELS):
             workload, mirror = Workload(seed, groups), PrefixMirror(groups)
+            kinds = " and ".join(group.kind for group in groups)
             asked = answer(groups, workload.hasher, mirror)
             for step in range(25):
                 for event in workload.step():
                     mirror.apply(event)
                 prompt = [*workload.stems[step % 3][: 5 + step], 7]
-                said = f"workload {seed}, step {step}, {len(prompt)} tokens"
+                said = f"{kinds}, step {step}, {len(prompt)} tokens"
                 report.equal(_engine_hit(workload, prompt), asked.expected_hit(prompt), said)
+
+
+def _num_blocks(answer: Any) -> int | None:
+    """How many blocks an answer holds. None: it is no list of blocks."""
+    if not isinstance(answer, (list, tuple)) or not all(isinstance(each, KVCacheBlock) for each in answer):
+        return None
+    return len(answer)
+
+
+def _want_blocks(answer: Any, num_groups: int, report: Report) -> None:
+    said = "A block for each group that was asked for"
+    report.true(_num_blocks(answer) == num_groups, f"{said}: {num_groups} in a list, not {answer!r}.")
 
 
 def _mirrored(stage: NewsStage) -> PrefixMirror:
@@ -377,6 +432,15 @@ ROUNDED = (
     "the window counts without the token itself",
     "The next token is one of the window. It looks back over window - 1 tokens.",
 )
+ROUNDED_DOWN = (
+    "the window is rounded down",
+    "Its first tokens are in one block more, and all of it is needed.",
+)
+DOUBTED = ("what is stored is doubted", "Only an announcement may name blocks that are not there.")
+NEGATIVE = (
+    "less than none is counted",
+    "The copy that went was not counted here. The one stored after it is there.",
+)
 MINUS_ZERO = ("the last none are all", "hashes[-0:] is the whole list.")
 
 
@@ -385,40 +449,48 @@ def check_late(late: Any, report: Report) -> None:
         return stored(hashes, kind=kind, window=window, reused=True)
 
     with report.case("what is stored from now on is known"):
-        report.equal(["0a", "0b"], known_after(late, stored("ab")), "stored")
-        report.equal(["0a"], known_after(late, stored("ab"), removed("b")), "b removed")
+        report.equal(named("ab"), known_after(late, stored("ab")), "stored")
+        report.equal(named("a"), known_after(late, stored("ab"), removed("b")), "b removed")
         report.equal([], known_after(late, stored("ab"), AllBlocksCleared()), "cleared")
         sparse = stored("abc", kind=SLIDING_WINDOW, window=6)
-        report.equal(["0a", "0b", "0c"], known_after(late, sparse), "stored in a window group")
+        doubted: Known = (named("bc"), *DOUBTED)
+        report.equal(
+            named("abc"), known_after(late, sparse), "stored in a group with a window", known=(doubted,)
+        )
     with report.case("full attention: what is announced is held"):
         unheard: Known = (
             [],
             "announcements are ignored",
             "They are the only way to learn what was stored before.",
         )
-        report.equal(["0a", "0b", "0c"], known_after(late, told("abc")), "announced", known=(unheard,))
+        report.equal(named("abc"), known_after(late, told("abc")), "announced", known=(unheard,))
     with report.case("an announcement is not a copy"):
         events = (told("a"), told("a"), removed("a"))
         report.equal(
-            [], known_after(late, *events), "announced twice, removed once", known=((["0a"], *REUSED),)
+            [], known_after(late, *events), "announced twice, removed once", known=((named("a"), *REUSED),)
         )
         events = (stored("a"), told("a"), removed("a"))
-        report.equal([], known_after(late, *events), "stored, announced, removed", known=((["0a"], *REUSED),))
-    everything: Known = (["0a", "0b", "0c", "0d", "0e"], *HELD)
+        report.equal(
+            [], known_after(late, *events), "stored, announced, removed", known=((named("a"), *REUSED),)
+        )
+    everything: Known = (named("abcde"), *HELD)
     with report.case("a window: only the blocks that the next token looks back on"):
-        for window, expected in ((6, ["0d", "0e"]), (10, ["0c", "0d", "0e"]), (5, ["0e"]), (9, ["0d", "0e"])):
+        for window, letters in ((6, "de"), (10, "cde"), (5, "e"), (9, "de")):
             got = known_after(late, told("abcde", SLIDING_WINDOW, window))
-            rounded: Known = (["0d", "0e"] if window == 5 else ["0c", "0d", "0e"], *ROUNDED)
-            report.equal(expected, got, f"window {window}", known=(everything, rounded))
+            rounded: Known = (named("de" if window == 5 else "cde"), *ROUNDED)
+            down: Known = (named(letters[1:]), *ROUNDED_DOWN)
+            report.equal(named(letters), got, f"window {window}", known=(everything, rounded, unheard, down))
         zero: Known = (everything[0], *MINUS_ZERO)
         report.equal([], known_after(late, told("abcde", SLIDING_WINDOW, 1)), "window 1", known=(zero,))
-        report.equal(["0a"], known_after(late, told("a", SLIDING_WINDOW, 10)), "window 10, one block")
+        report.equal(named("a"), known_after(late, told("a", SLIDING_WINDOW, 10)), "window 10, one block")
     with report.case("states: only the last one"):
-        report.equal(["0e"], known_after(late, told("abcde", MAMBA)), "announced", known=(everything,))
+        report.equal(named("e"), known_after(late, told("abcde", MAMBA)), "announced", known=(everything,))
     with report.case("chunks: none, they may have been over"):
         report.equal([], known_after(late, told("abcde", CHUNKED_LOCAL)), "announced", known=(everything,))
     with report.case("what goes and was never heard of is no mistake"):
-        report.equal(["0a"], known_after(late, removed("b"), stored("a")), "b removed first")
+        report.equal(named("a"), known_after(late, removed("b"), stored("a")), "b removed first")
+        got = known_after(late, removed("a"), stored("a"))
+        report.equal(named("a"), got, "a removed, then stored", known=(([], *NEGATIVE),))
     with report.case("random engines: never more than the engine, never less than was certain"):
         for where, known, index, certain in _late_runs(late):
             report.true(known <= index, f"It holds prefixes that the engine has not, at {where}.")
@@ -510,15 +582,18 @@ def check_places(calls: dict[str, str], marks: dict[str, str], report: Report) -
 def check_policy(policy: Any, report: Report) -> None:
     def choice(costs: list[int], queued: list[int], held: list[int] | None = None) -> int:
         seats = [Seat(*each) for each in zip(queued, held or [0] * len(costs), strict=True)]
-        return int(policy()(seats, costs))
+        place = policy()(seats, costs)
+        if not isinstance(place, int):
+            raise TypeError(f"the rule should give a place in the list, as 0 or 1, and gives {place!r}")
+        return place
 
     with report.case("to the engine that holds the prefix"):
         blind: Known = (
             0,
             "only the queue counts",
-            "All queues are empty, and one engine has 40 of 50 tokens.",
+            "All queues are empty, and one engine has to compute 10 tokens only.",
         )
-        report.equal(2, choice([50, 50, 10], [0, 0, 0]), "costs 50, 50, 10", known=(blind,))
+        report.equal(1, choice([50, 10, 60], [0, 0, 0]), "costs 50, 10, 60", known=(blind,))
     with report.case("a long queue outweighs a hit"):
         drowned: Known = (
             0,
@@ -526,6 +601,9 @@ def check_policy(policy: Any, report: Report) -> None:
             "90 tokens wait there. Computing 40 more elsewhere is quicker.",
         )
         report.equal(1, choice([10, 50], [90, 0]), "costs 10 and 50, queued 90 and 0", known=(drowned,))
+    with report.case("a short one does not"):
+        afraid: Known = (1, "the queue is looked at first", "30 tokens wait there, and 40 are saved.")
+        report.equal(0, choice([10, 50], [30, 0]), "costs 10 and 50, queued 30 and 0", known=(afraid,))
     with report.case("what is computed a second time costs twice"):
         once: Known = (
             1,
@@ -559,7 +637,11 @@ def check_rates(hit_rates: Any, enough: int, worth: int, report: Report) -> None
     with report.case("both hit rates, the mirrors' first"):
         workload = replace(POOLS, prefixes_per_engine=2)
         expected = [routed(workload, policy).hit_rate for policy in ("cache_aware", "round_robin")]
-        got = list(hit_rates(2))
+        answer = hit_rates(2)
+        is_pair = isinstance(answer, (tuple, list)) and len(answer) == 2
+        is_pair = is_pair and all(isinstance(each, float) for each in answer)
+        report.true(is_pair, f"hit_rates should give two numbers from 0 to 1, and gives {answer!r}.")
+        got = list(answer)
         if got == expected[::-1]:
             report.misconception("in the other order", "First the router with mirrors, then round robin.")
         if got == [routed(POOLS, policy).hit_rate for policy in ("cache_aware", "round_robin")]:
@@ -573,7 +655,8 @@ def check_rates(hit_rates: Any, enough: int, worth: int, report: Report) -> None
             "every engine needs every prefix",
             "Each prefix has a home. Three engines with room for four each hold all twelve.",
         )
-        report.equal(4, enough, "prefixes per engine", known=(every,))
+        smaller: Known = (3, "the largest pool has still more", "It finds more than 0.02 more than three do.")
+        report.equal(4, enough, "prefixes per engine", known=(every, smaller))
     with report.case("the pool with which it is as good as round robin in the largest"):
         same: Known = (
             12,

@@ -12,8 +12,10 @@ barrier that not all reach, or loop without an end. A mistake becomes one senten
 
 An expectation of the array's own dtype is compared bit by bit, one in float64 by the tolerance of the array's dtype.
 Tables of wrong ideas: `known` by what they would have written, `errors` by the kind of error, where `BlockRace` is a
-race between blocks. Arguments are known by their place, so that a learner may call them anything. A stub in the
-kernel is "not started", as everywhere.
+race between blocks, `WarpRace` one between warps of a block, and `WriteRace` one of two writes at the same line;
+`ByZero` is a division by zero, or a logarithm of it.
+Arguments are known by their place, so that a learner may call them anything. A stub in
+the kernel is "not started", as everywhere.
 """
 
 from __future__ import annotations
@@ -43,12 +45,16 @@ from kernels.interpreter import (
 from kernels.interpreter import Report as Counts
 
 __all__ = [
+    "NO_GUARD",
     "BlockRace",
     "Budget",
+    "ByZero",
     "Contents",
     "Cost",
     "Launch",
     "Suspect",
+    "WarpRace",
+    "WriteRace",
     "check_budgets",
     "check_launch",
     "distinct",
@@ -72,6 +78,10 @@ RACE: Suspect = (
     "a race",
     "Two threads touch one element, one of them writes, and no barrier says which comes first.",
 )
+SAME_ELEMENT: Suspect = (
+    "several threads write the same element",
+    "Hand out the work: an element belongs to one thread, and two writes race even with the same value.",
+)
 NO_GUARD: Suspect = (
     "the guard is missing or one off",
     "A grid has whole blocks. Threads past the end must leave the arrays alone: index < size.",
@@ -91,7 +101,20 @@ class BlockRace(RaceError):
     """In tables of errors: a race between threads of different blocks. The interpreter raises a RaceError."""
 
 
+class WarpRace(RaceError):
+    """In tables of errors: a race between threads of different warps of one block, of one dimension."""
+
+
+class WriteRace(RaceError):
+    """In tables of errors: a race between two threads that write one element at the same line."""
+
+
+class ByZero(KernelError):
+    """In tables of errors: the kernel divides by zero, or takes a logarithm of it. The cause of a KernelError."""
+
+
 ERRORS: Mapping[type[KernelError], Suspect] = {
+    WriteRace: SAME_ELEMENT,
     RaceError: RACE,
     BoundsError: NO_GUARD,
     BarrierError: HALF_A_BARRIER,
@@ -173,16 +196,14 @@ def check_launch(
     """
     cost = None
     with report.case(launch.title):
-        report.true(
-            callable(getattr(kernel, "py_func", None)), "It is a plain function: write @cuda.jit above it."
-        )
+        report.true(_is_kernel(kernel), "It is no kernel: write @cuda.jit above it.")
         for schedule, seed in SCHEDULES:
             ran = Run.of(launch)
             try:
                 with interpret(schedule, seed, max_accesses=MAX_ACCESSES) as counts:
                     kernel[launch.grid, launch.block, 0, launch.shared_bytes](*ran.arguments.values())
             except KernelError as error:
-                _blame(report, error, schedule, errors or {})
+                _blame(report, error, schedule, launch.grid, errors or {})
             _compare(report, launch, ran, schedule, known or {})
         cost = Cost(
             counts, dict(zip(launch.arguments, inspect.signature(kernel.py_func).parameters, strict=True))
@@ -202,6 +223,11 @@ def check_budgets(report: Report, cost: Cost | None, *budgets: Budget) -> None:
             if used > budget.most:
                 report.misconception(*budget.suspect)
             report.true(used <= budget.most, f"It uses {used}, and {budget.most} are allowed.")
+
+
+def _is_kernel(kernel: Any) -> bool:
+    """What `@cuda.jit` makes of a function. `@njit` makes something that has no launch."""
+    return callable(getattr(kernel, "py_func", None)) and hasattr(kernel, "__getitem__")
 
 
 # -- one run -----------------------------------------------------------------------------------------------------
@@ -235,21 +261,51 @@ class Run:
 
 
 def _blame(
-    report: Report, error: KernelError, schedule: str, errors: Mapping[type[KernelError], Suspect]
+    report: Report,
+    error: KernelError,
+    schedule: str,
+    grid: Size,
+    errors: Mapping[type[KernelError], Suspect],
 ) -> None:
     """Ends the case with the interpreter's sentence. Raises: the error itself, if a stub is behind it."""
     if stub_message(error):
         raise error
-    suspects = {**ERRORS, **errors}
-    between = isinstance(error, RaceError) and error.block != error.other.block
-    kinds = [BlockRace, *type(error).__mro__] if between else type(error).__mro__
-    suspect = next((suspects[kind] for kind in kinds if kind in suspects), None)
-    if isinstance(error, BoundsError) and "negative" in error.message and BoundsError not in errors:
-        suspect = NEGATIVE
+    kinds = [*_finer(error), *type(error).__mro__]
+    suspect = next((table[kind] for table in (errors, ERRORS) for kind in kinds if kind in table), None)
+    if isinstance(error, BoundsError) and BoundsError not in errors:
+        if "negative" in error.message:
+            suspect = NEGATIVE
+        elif not _in_last_block(error, grid):
+            suspect = None  # this thread has an element, so no guard is missing
     if suspect is not None:
         report.misconception(*suspect)
     end = "" if error.message.endswith("?") else "."
     report.true(False, f"{type(error).__name__}, threads {WORDS[schedule]}: {error}{end}")
+
+
+def _finer(error: KernelError) -> list[type[KernelError]]:
+    """The finer kinds of an error, the first one first."""
+    cause = error.__cause__
+    if isinstance(cause, ZeroDivisionError) or "math domain" in str(cause):
+        return [ByZero]
+    if not isinstance(error, RaceError) or error.thread is None or error.other.thread is None:
+        return []
+    kinds: list[type[KernelError]] = []
+    if error.block != error.other.block:
+        kinds.append(BlockRace)
+    elif error.thread[0] // 32 != error.other.thread[0] // 32:
+        kinds.append(WarpRace)
+    if error.line == error.other.line and "two writes" in error.message:
+        kinds.append(WriteRace)
+    return kinds
+
+
+def _in_last_block(error: KernelError, grid: Size) -> bool:
+    """Whether the thread's block is the last of some dimension: threads past the end are in no other."""
+    sizes = (grid,) if isinstance(grid, int) else grid
+    if error.block is None or max(sizes) == 1:
+        return True
+    return any(size > 1 and at == size - 1 for at, size in zip(error.block, sizes, strict=False))
 
 
 WORDS = {"in_order": "in order", "reverse": "in reverse order", "random": "in random order"}
@@ -272,6 +328,8 @@ def _compare(
                     break
             if name not in launch.expected:
                 sentence = f"it is an input and was changed; {sentence}"
+            elif torch.equal(before.view(BITS[before.itemsize]), got.view(BITS[got.itemsize])):
+                sentence = "nothing was written into it"
             else:
                 sentence += _never_written(before, expected, got)
         report.true(not sentence, f"{name}, threads {WORDS[schedule]}: {sentence}.")

@@ -60,7 +60,7 @@ class Plan:
         sliding_window: int | None,
     ) -> None:
         self.writes = Writes(slot_mapping)
-        self.reads = Reads(block_tables, query_start_loc, seq_lens, sliding_window)
+        self.reads = Reads(block_tables, query_start_loc, seq_lens, key_cache, sliding_window)
 
     def write(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
         self.writes(key, value, key_cache, value_cache)
@@ -73,14 +73,20 @@ plan_step = Plan
 
 
 class Reads:
-    """Which tokens the queries of a step see."""
+    """Which tokens the queries of a step see. Raises: ValueError for a block that does not exist."""
 
     def __init__(
-        self, block_tables: Tensor, query_start_loc: Tensor, seq_lens: Tensor, sliding_window: int | None
+        self,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        key_cache: Tensor,
+        sliding_window: int | None,
     ) -> None:
         self.metadata = tuple(x.numpy().astype(np.int64) for x in (block_tables, query_start_loc, seq_lens))
         self.window = sliding_window or int(self.metadata[2].max(initial=1))
         self.num_tokens = int(self.metadata[1][-1])
+        check_blocks(*self.metadata, self.window, *key_cache.shape[:2])
 
     def __call__(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
         """query and result `[num_tokens, num_heads, head_dim]`."""
@@ -107,7 +113,7 @@ def paged_attention(
     out: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.paged_attention`."""
-    reads = Reads(block_tables, query_start_loc, seq_lens, sliding_window)
+    reads = Reads(block_tables, query_start_loc, seq_lens, key_cache, sliding_window)
     result = reads(query, key_cache, value_cache, scale)
     return result if out is None else out.copy_(result)
 
@@ -127,6 +133,26 @@ def paged_attention_decode(
     return paged_attention(
         query, key_cache, value_cache, block_tables, starts, seq_lens, scale, sliding_window, out
     )
+
+
+def check_blocks(
+    block_tables: Any, query_start_loc: Any, seq_lens: Any, window: int, num_blocks: int, block_size: int
+) -> None:
+    """Every block that is read exists. Compiled code would read past the cache, and take the process with it.
+
+    Raises: ValueError with the entry of the table.
+    """
+    query_lens = np.diff(query_start_loc)
+    first = np.maximum(seq_lens - query_lens + 1 - window, 0) // block_size
+    past = np.where(query_lens, -(-seq_lens // block_size), 0)
+    column = np.arange(block_tables.shape[1])
+    is_read = (column >= first[:, None]) & (column < past[:, None])
+    missing = np.argwhere(is_read & ((block_tables < 0) | (block_tables >= num_blocks)))
+    if len(missing):
+        i, j = missing[0]
+        raise ValueError(
+            f"block_tables[{i}, {j}] is {block_tables[i, j]}, but the cache has {num_blocks} blocks"
+        )
 
 
 def ready(query: Tensor) -> Tensor:

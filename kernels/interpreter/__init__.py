@@ -29,7 +29,7 @@ What it finds, each as a subclass of `KernelError` with `.kernel`, `.line`, `.so
 - `DeadlockError`: threads wait for each other for ever.
 - `BoundsError`: an index past the end, or a negative one, which Numba wraps and C does not.
 - `AlignmentError`: a vector access that is not at a multiple of its size.
-- `LimitError`: more accesses than `max_accesses`; this ends a loop that never would.
+- `LimitError`: more accesses and waits than `max_accesses`; this ends a loop that never would.
 - `LaunchError`: a grid, a block, an argument or an amount of shared memory that no GPU takes.
 - `KernelError` itself: an exception of the kernel's own code (its `__cause__`), or something that the interpreter
   does not have; the sentence names it.
@@ -64,7 +64,8 @@ What it cannot show:
 - Division by zero is an error here; a GPU goes on with infinity or NaN. `math.log(0.0)` and its like are as on
   a GPU.
 - The order in which memory becomes visible to other blocks. Blocks run one after another, whole; a block that
-  waits for a later one never ends, and neither does a thread that spins on a value of its own block.
+  waits for a later one never ends, and neither does a thread that spins on a value of its own block. Both end in
+  a `LimitError`; a loop that neither waits nor touches memory goes on until it is interrupted.
 - How lanes of a warp come together again after a branch. The n-th time that a lane executes an instruction since
   its last synchronisation point counts as one request with the n-th time of the other lanes.
 - Cooperative groups, complex numbers, records, textures, dynamic parallelism, asynchronous copies.

@@ -14,7 +14,7 @@ from greenlet import greenlet  # type: ignore[import-untyped]
 
 from kernels.interpreter.clock import NOTHING, Clock, join
 from kernels.interpreter.errors import BarrierError, DeadlockError, KernelError, LimitError, Place, Position
-from kernels.interpreter.log import Log
+from kernels.interpreter.log import TOO_MANY, Log
 from kernels.interpreter.thread import Meeting, Thread
 
 
@@ -105,8 +105,13 @@ class Block:
         )
 
     def wait(self, meeting: Meeting) -> Any:
-        """Called by a thread: lets the others run until the meeting has taken place; the thread's result."""
+        """Called by a thread: lets the others run until the meeting has taken place; the thread's result.
+
+        Raises: LimitError, so that a loop of nothing but barriers or shuffles ends.
+        """
         thread = self.current
+        if not self.context.log.wait():
+            raise LimitError(TOO_MANY, self.context.place(meeting.site, thread.position))
         thread.meeting = meeting
         self.main.switch()
         return thread.result

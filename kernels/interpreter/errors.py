@@ -87,7 +87,7 @@ class AlignmentError(KernelError):
 
 
 class LimitError(KernelError):
-    """The launch made more accesses than `max_accesses`: most likely a loop that never ends."""
+    """The launch made more accesses and waits than `max_accesses`: most likely a loop that never ends."""
 
 
 class LaunchError(KernelError):

@@ -24,6 +24,10 @@ READ, CAS, ATOMIC, WRITE = range(4)
 KIND_NAMES = {READ: "read", CAS: "atomic", ATOMIC: "atomic", WRITE: "write"}
 SPACES = ("global", "shared", "local", "const")
 WIDTH = 3  # integers per access: tag, element offset, site
+WAIT = 4 * WIDTH  # what a wait takes of the limit: switching threads costs the time of several accesses
+TOO_MANY = (
+    "the launch made more accesses and waits than max_accesses allows; is there a loop that never ends?"
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ class Log:
         """What follows belongs to this run: the fields of `Runs` without the first."""
         self._runs.extend((len(self.entries) // WIDTH, *run))
         self._clocks.append(clock)
+
+    def wait(self) -> bool:
+        """Counts that a thread waits, as much as four accesses; whether the limit allows it."""
+        self.limit -= WAIT
+        return len(self.entries) <= self.limit
 
     def __len__(self) -> int:
         """Accesses since the last `take`."""

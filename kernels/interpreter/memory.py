@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from kernels.interpreter.array import Array
 from kernels.interpreter.elements import convert
 from kernels.interpreter.errors import AlignmentError, BoundsError, KernelError, LimitError
-from kernels.interpreter.log import ATOMIC, CAS, READ, WRITE
+from kernels.interpreter.log import ATOMIC, CAS, READ, TOO_MANY, WRITE
 
 MAX_VECTOR_BYTES = 16  # the widest load and store of a GPU
 _frame = sys._getframe
@@ -87,6 +87,15 @@ class View:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(len(self)):
+            yield self[i]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # Python itself asks for these, and takes no for an answer
+            raise AttributeError(name)
+        self._fail(KernelError, f"the interpreter has no .{name} of an array, here {self._array.name}")
 
     def __getitem__(self, index: Any) -> Any:
         # Most accesses of a program pass here, hence one long path without calls.
@@ -269,10 +278,7 @@ class View:
         return self._log.sites.raw(_frame(2))
 
     def _too_many(self) -> NoReturn:
-        self._fail(
-            LimitError,
-            "the launch made more accesses to memory than max_accesses allows; is there a loop that never ends?",
-        )
+        self._fail(LimitError, TOO_MANY)
 
     def _fail(self, kind: type[KernelError], message: str) -> NoReturn:
         self._array.fail(kind, message)

@@ -43,7 +43,8 @@ def interpret(
             or "random", which depends on nothing but the seed.
         races: look for races.
         poison: fill shared and local memory with NaN (bytes 0xFF) instead of zero.
-        max_accesses: of one launch, by all its threads; a launch that makes more is stopped with a LimitError.
+        max_accesses: of one launch, by all its threads; a wait at a barrier or a shuffle counts as four. A launch
+            that makes more is stopped with a LimitError.
     It may be nested; the innermost one runs the kernels.
     Raises: KernelError, at the launch; ValueError for a schedule that does not exist; RuntimeError in a
         process where `numba.cuda` is Numba's own simulator.

@@ -7,6 +7,7 @@ here, before a single weight is read: a wrong guess would give fluent nonsense.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,12 @@ class ModelConfig:
                 f"num_attention_heads {self.num_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_kv_heads}"
             )
+        for name in ("rms_norm_eps", "rope_theta", "sliding_rope_theta"):
+            number = getattr(self, name)
+            if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
+                raise CheckpointError(f"{name} must be a positive number, not {number!r}")
+        if not all(isinstance(token, int) for token in self.eos_token_ids):
+            raise CheckpointError(f"eos_token_id must be token ids, not {self.eos_token_ids!r}")
         self._check_layer_types()
 
     def _check_layer_types(self) -> None:
@@ -171,6 +178,8 @@ def _refuse_what_is_not_implemented(raw: dict[str, Any]) -> None:
         raise CheckpointError("attn_logit_softcapping is not supported: no kernel here bends the scores")
     if raw.get("use_bidirectional_attention"):
         raise CheckpointError("use_bidirectional_attention is not supported: a KV cache needs a causal model")
+    if not isinstance(raw.get("layer_types") or [], list):
+        raise CheckpointError(f"layer_types must be a list, not {raw['layer_types']!r}")
     if raw.get("use_sliding_window") and not raw.get("layer_types"):
         raise CheckpointError("sliding-window layers are not supported unless layer_types lists them")
     if LINEAR_ATTENTION in (raw.get("layer_types") or ()) and family != "refengine_hybrid":

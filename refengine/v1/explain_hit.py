@@ -51,7 +51,8 @@ class HitReport:
             f"a hash per {self.hash_block_size} tokens, hits in multiples of {self.alignment}"
         ]
         lines += [
-            f"group {group.group_id} {group.kind}, blocks of {group.block_size}: alone {group.alone}; {group.reason}"
+            f"group {group.group_id} {group.kind}, blocks of {group.block_size}: alone {group.alone}\n"
+            f"    {group.reason}"
             for group in self.groups
         ]
         boundary = f", shared-prefix boundary {self.boundary}" if self.boundary else ""

@@ -122,13 +122,13 @@ class KVCacheManager:
         """The longest prefix of the request whose K/V every group can serve.
 
         Returns: its blocks, its length in tokens, and the shared-prefix boundary in tokens (0: none).
-        Mutates: nothing in the pool; the statistics are the scheduler's to record, since it may ask again.
+        Mutates: nothing in the pool; the scheduler records the statistics, since it may ask again.
         With report mode "full" it emits a stored event for the reused prefix, on every call.
         """
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return self.empty, 0, 0
-        # At least one token has to run, or there would be no hidden state to sample from. Hits come in whole
-        # blocks, so a prompt that is cached to its very end gives its whole last block back, not one token.
+        # At least one token has to run, or there would be no hidden state to sample from. Hits are
+        # whole blocks, so a prompt that is cached to its end gives its last block back, not a token.
         max_cache_hit_length = request.num_tokens - 1
         hits, num_computed_tokens, shared_prefix_boundary = self.coordinator.find_longest_cache_hit(
             request.block_hashes, max_cache_hit_length

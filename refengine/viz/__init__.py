@@ -1,4 +1,4 @@
-"""Pictures and tables of what a trace recorded: the pool, the steps, tables, slots, hash chains, call paths.
+"""Pictures and tables of what a trace recorded: the pool, the steps, tables, slots, hash chains, call paths; rooflines.
 
 Everything here is drawn from plain data (`refengine.trace.record.Record`, `PoolState`, lists) and never from a
 running engine, so a picture of vLLM's recorded decisions and one of ours are made by the same code. A picture
@@ -11,6 +11,7 @@ from refengine.viz.chain import HashedBlock, chain_picture, hashed_blocks
 from refengine.viz.layout import layout_picture
 from refengine.viz.picture import Picture
 from refengine.viz.pool import changed_blocks, joined_queue, left_queue, pool_pair, pool_picture
+from refengine.viz.roofline import Roof, Work, roofline
 from refengine.viz.state import BlockFacts, PoolState, around, moments, states
 from refengine.viz.stepper import Stepper, stepper
 from refengine.viz.tables import Table, block_table, marks_table, queue_table, request_table
@@ -23,8 +24,10 @@ __all__ = [
     "HashedBlock",
     "Picture",
     "PoolState",
+    "Roof",
     "Stepper",
     "Table",
+    "Work",
     "around",
     "block_table",
     "callpath_picture",
@@ -42,6 +45,7 @@ __all__ = [
     "pool_picture",
     "queue_table",
     "request_table",
+    "roofline",
     "states",
     "stepper",
     "timeline",

@@ -56,7 +56,7 @@ check("08.1", visible, slots_of_b, out_shape)
 # (task-2)=
 # ## 08.2 Build attention with a cache
 #
-# **Why it matters.** Five public code bases got this mask wrong (case S37), each in a way that some runs do not show.
+# **Why it matters.** Five public code bases got this mask wrong, each in a way that some runs do not show.
 #
 # One sequence, its keys one after another. `query` holds its tokens from position `start` on, `keys` and `values` all
 # its tokens up to the last query. Query i sees keys 0 to `start + i`. The query heads of a group share a KV head. Use

@@ -99,7 +99,7 @@ check("09.2", slots_of)
 # ## 09.3 Write into slots, and not for -1
 #
 # **Why it matters.** -1 marks a row that belongs to nobody. Used as an index it is the last slot of the last block, which
-# is somebody's (case S33).
+# is somebody's.
 #
 # Row t of `new` goes to slot `slot_mapping[t]` of `cache`, unless that is -1. Every other number of the cache stays as it is.
 # The launch has two dimensions: x for the numbers of a row, y for the tokens, both with threads to spare.
@@ -186,7 +186,8 @@ def sectors_of(first, step, itemsize):
 
 
 # %%
-[(first, step, measured(first, step, torch.float32)) for first, step in ((0, 1), (1, 1), (0, 3), (5, 7))]
+tried = ((0, 1), (1, 1), (0, 3), (5, 7))  # first, step
+[(first, step, measured(first, step, torch.float32)) for first, step in tried]
 
 # %% task="09.5"
 ### BEGIN SOLUTION stub: alone_4, alone_2 = ..., ...
@@ -386,7 +387,7 @@ check("09.9", dot_products)
 # end the lanes fold each other.
 #
 # One warp per row, as in 09.9. `largest[row]` is the largest score, `total[row]` the sum of `exp(score - largest)`. Read every score
-# once, use no shared memory. Scores may be as large as 10,000 and as small as -10,000, and a row may have fewer scores than a warp has
+# once, in the fewest sectors, and use no shared memory. Scores may be as large as 10,000 and as small as -10,000, and a row may have fewer scores than a warp has
 # lanes. `LOWEST` lies below every score, and LOWEST - LOWEST is 0.
 
 # %% tags=["setup"]
@@ -476,7 +477,7 @@ torch.allclose(scores, torch.einsum("hd,thd->ht", query, keys) * pages.scale, at
 check("09.11", paged_scores)
 
 # %% [markdown]
-# The budget is twice the least: two heads of a group read the same keys. Chapter 10 reads them once.
+# The budget is the least times the size of a group: its heads read the same keys, each for itself. Chapter 10 reads them once.
 
 # %% [markdown]
 # (your-engine)=
@@ -488,8 +489,9 @@ check("09.11", paged_scores)
 # %% tags=["raises-exception"]
 prompts = [[40, 41, 42, 43, 44], [40, 41, 42, 43, 60, 61]]
 params = SamplingParams(max_tokens=3, ignore_eos=True)
-expected = [out.token_ids for out in LLM("tiny", block_size=4, num_blocks=20).generate(prompts, params)]
+options = {"block_size": 4, "num_blocks": 20}
+expected = [out.token_ids for out in LLM("tiny", **options).generate(prompts, params)]
 with interpret("random", seed=1) as report:
-    mine = LLM("tiny", block_size=4, num_blocks=20, parts={"attention": writing_with(write_slots)})
+    mine = LLM("tiny", parts={"attention": writing_with(write_slots)}, **options)
     got = [out.token_ids for out in mine.generate(prompts, params)]
 print("the same tokens:", got == expected, " launches:", report.launches)

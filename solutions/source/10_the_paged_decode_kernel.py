@@ -250,7 +250,7 @@ check("10.5", decode)
 # %% task="10.6"
 @cuda.jit
 def group_scores(out, query, key_cache, block_table, seq_len, scale):
-    """Scores of all heads of one query, [num_heads, at least seq_len]; a block serves a KV head's whole group."""
+    """Scores of all heads of one query, [num_heads, at least seq_len]; a block serves a whole group."""
     ### BEGIN SOLUTION
     kv_head, lane = cuda.blockIdx.x, cuda.threadIdx.x % 32
     block_size, head_dim = key_cache.shape[1], query.shape[1]

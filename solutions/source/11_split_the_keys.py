@@ -22,11 +22,11 @@ from numba import cuda, float32
 
 from exercises import check
 from exercises.tasks.ex08_scene import make_pages
-from exercises.tasks.ex11_scene import cpu_work, on_split, this_cpu
+from exercises.tasks.ex11_scene import cpu_work, measured, on_split, this_cpu
 from exercises.tasks.kernel_checks import unwritten
 from kernels.interpreter import KernelError, interpret
 from refengine import LLM, SamplingParams, viz
-from refengine.commands.bench_kernels import Point, measure
+from refengine.commands.bench_kernels import Point
 
 # %% [markdown]
 # (task-1)=
@@ -226,7 +226,7 @@ check("11.4", decode_split)
 # **Why it matters.** The second launch. It reads little, and a NaN in it is a NaN in the answer.
 #
 # Launched as `[(num_seqs, num_heads), 64]`, one thread for each number of the result. `partial` and `log_sums` are as 11.4 writes them,
-# with one difference: the row of a part without keys holds anything, NaN included. That is how the house's kernel leaves it, since what
+# with one difference: the row of a part without keys holds anything, NaN included. That is how our kernel leaves it, since what
 # nobody needs need not be written. A sequence that has no keys in any part gets zeros. No shared memory is needed.
 
 # %% task="11.5"
@@ -322,13 +322,13 @@ queries = math.ceil(67e12 / 4.8e12 / 4)
 check("11.7", limit, per_byte, queries)
 
 # %% [markdown]
-# And on the machine that runs this page: the house's CPU kernel under the limit of one core. How near is it, and what does it
-# wait for?
+# And on the machine that runs this page: our CPU kernel under the limit of one core. How near is it, and what does it
+# wait for? More than 100% says that the keys were still in the processor's cache.
 
 # %% tags=["volatile", "raises-exception"]
 roof = this_cpu()
 for point in (Point(8, 64, 512), Point(8, 128, 2048)):
-    work = cpu_work(measure(point, rounds=3))
+    work = cpu_work(measured(point))
     seconds, waits_for = limit(work.operations, work.num_bytes, roof.peak, roof.bandwidth)
     print(f"{work.name}: {seconds / work.seconds:.0%} of the limit, waits for {waits_for}")
 

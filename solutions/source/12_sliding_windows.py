@@ -67,8 +67,9 @@ class Behind(SlidingWindowManager):
         ### END SOLUTION
 
     def remove_skipped_blocks(self, request_id, num_computed_tokens):
-        """Every block that holds nothing but skipped tokens goes back, the last one first; the null block takes its place.
+        """Every block that holds nothing but skipped tokens goes back, the last one first.
 
+        The null block takes its place.
         The table may be shorter than that, and the call comes before every step: what is null stays null.
         """
         ### BEGIN SOLUTION
@@ -132,10 +133,11 @@ class Lookup(SlidingWindowManager):
     """The lookup of layers that see the last `self.window` tokens."""
 
     def find_longest_cache_hit(self, block_hashes, max_length, drop_last):
-        """The blocks of the longest prefix, of at most `max_length` tokens, after which a token has all that it sees.
+        """A list: the blocks of the longest prefix, after which a token has all that it sees.
 
-        In token order, with the null block wherever no block is needed. `drop_last`: a draft head computes the tokens of the
-        last block again, so find one block more and give the last one back. Nothing changes, however often it is asked.
+        Of at most `max_length` tokens, in token order, with the null block wherever no block is needed.
+        `drop_last`: a draft head computes the tokens of the last block again, so find one block more and
+        give the last one back. Nothing changes, however often it is asked.
         """
         ### BEGIN SOLUTION
         need = -(-(self.window - 1) // self.block_size) + drop_last
@@ -354,7 +356,8 @@ def ask(parts=None):
 
 
 for theirs, yours in zip(ask(), ask({"sliding_window": Mine}), strict=True):
-    print("the same tokens:", theirs.token_ids == yours.token_ids, " found:", yours.num_cached_tokens, "of 90")
+    print("the same tokens:", theirs.token_ids == yours.token_ids, end="  ")
+    print("found:", yours.num_cached_tokens, "of 90")
 
 # %% [markdown]
 # And vLLM's recorded decisions, replayed on it:

@@ -27,7 +27,7 @@ from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
 #
 # Full attention and a window of 4 tokens, blocks of two, thirty usable blocks. Ada had 12 tokens: blocks 1 to 6 for full
 # attention, 7 to 12 for the window. She has ended, everything was published. Bob brings her 12 tokens and one of his own.
-# What does his lookup say, as (hit, boundary) in tokens, after these blocks were taken out of the index?
+# What does his lookup say, as (hit, boundary) in tokens, 0 for no boundary, after these blocks were taken out of the index?
 #
 # | | taken out |
 # |---|---|
@@ -126,8 +126,8 @@ class Agree(CoordinatorBase):
     def find_longest_cache_hit(self, block_hashes, max_length):
         """The longest prefix of at most `max_length` tokens that every group can serve.
 
-        Returns: a tuple with the blocks of each group, the length in tokens, and the boundary: the longest answer that a
-        group gave on the way, if it is longer than the hit, else 0.
+        Returns: a tuple with the blocks of each group, the length in tokens, and the boundary:
+        the longest answer that a group gave on the way, if it is longer than the hit, else 0.
         """
         ### BEGIN SOLUTION
         hits = {}
@@ -154,7 +154,7 @@ check("13.3", Agree)
 # ## 13.4 Find the bug: one group keeps what the others gave up
 #
 # **Why it matters.** The request goes on at the end of the common hit and writes there. A group that keeps a block beyond
-# it lets the request write into a block that others share (vLLM PR#31707 and PR#17999 are about this cut).
+# it lets the request write into a block that others share (vllm PR#31707 and PR#17999 are about this cut).
 #
 # This coordinator asks full attention only once, since whoever has a long prefix has every shorter one too. That is right,
 # and vLLM does it. Then the lists must be cut. Something is cut too little.
@@ -206,7 +206,7 @@ check("13.4", Cutting)
 # ## 13.5 Find the bug: one group takes another one's hit
 #
 # **Why it matters.** All groups draw on one free queue. The hit of a group that nobody uses stands in that queue too, until
-# it is adopted (vLLM#33775).
+# it is adopted (vllm#33775).
 #
 # The question whether there is room is asked for all groups at once, and that is right. What comes after it is not.
 

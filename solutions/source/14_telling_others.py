@@ -330,8 +330,8 @@ check("14.7", Rule)
 # has a `hit_rate`. `POOLS` has 120 requests over 12 prefixes, and its field `prefixes_per_engine` says how many prefixes fit
 # into one pool. Write `hit_rates(prefixes_per_engine)`; `replace(POOLS, ...)` gives the workload with another size.
 #
-# Then run the table. `enough`: from which size on do all larger pools together bring the router with mirrors less than two
-# points (0.02) more? `worth`: with which pool is it, for the first time, as good as round robin with the largest?
+# Then run the table. `enough`: the smallest pools with which the router with mirrors is less than two points (0.02) below
+# its own rate with the largest. `worth`: the smallest with which it is at least as good as round robin with the largest.
 
 
 # %% task="14.8"
@@ -344,8 +344,9 @@ def hit_rates(prefixes_per_engine):
 
 
 # %% tags=["raises-exception"]
+columns = ("prefixes per pool", "with mirrors", "round robin")
 rows = [(size, *(f"{rate:.1%}" for rate in hit_rates(size))) for size in (1, 2, 3, 4, 6, 8, 12)]
-viz.Table(("prefixes per pool", "with mirrors", "round robin"), rows, right=("with mirrors", "round robin"))
+viz.Table(columns, rows, right=columns[1:])
 
 # %% task="14.8"
 ### BEGIN SOLUTION stub: enough = ...

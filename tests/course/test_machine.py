@@ -193,9 +193,10 @@ def test_the_proof_sees_what_is_missing() -> None:
 @pytest.mark.parametrize(
     ("task", "answers", "status", "words"),
     [
-        ("90.2", (..., 3), "not started", "Fill in: order, count"),
+        ("90.2", (..., 3), "not started", "Fill in: order"),
         ("90.2", ([1, ...], 3), "not started", "Fill in"),
-        ("90.2", (None, 3), "not started", "Fill in"),
+        ("90.2", ([], ...), "not started", "Fill in: count"),
+        ("90.2", (None, 3), "not started", "Fill in: order"),
         ("90.2", ("231", 3), "failed", "order should be a list; it is text."),
         ("90.2", ([2, 3, 1], True), "failed", "count should be a whole number; it is True or False."),
         ("90.2", ([2, 3, 1],), "failed", "It takes 2 answer(s) and got 1"),

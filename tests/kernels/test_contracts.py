@@ -188,6 +188,16 @@ def test_blocks_are_copied_in_order_in_every_layer(backend: str) -> None:
             lambda p: {"seq_lens": torch.tensor([17, 3])},
             r"sequence 0 has 17 tokens, .* room for 16 \(4 blocks of 4",
         ),
+        (lambda p: {"seq_lens": p.seq_lens.double()}, "seq_lens must be integers, not .* float64"),
+        (lambda p: {"query_start_loc": p.query_start_loc.half()}, "query_start_loc must be integers"),
+        (lambda p: {"query": p.query[:, :0]}, r"query is \[3, 0, 8\] float32, but this cache needs"),
+        (
+            lambda p: {"key_cache": p.key_cache[:, :, :0], "value_cache": p.value_cache[:, :, :0]},
+            r"key_cache has shape \[.*, 4, 0, 8\]",
+        ),
+        (lambda p: {"query": p.query.to("meta")}, "query is on meta but key_cache is on cpu"),
+        (lambda p: {"value_cache": p.value_cache.to("meta")}, "value_cache is on meta but key_cache is on"),
+        (lambda p: {"out": p.query.to("meta")}, "out is on meta but query is on cpu"),
         (lambda p: {"sliding_window": 0}, "sliding_window must be at least 1 token, not 0"),
         (lambda p: {"out": p.query[:1]}, "out is .* but query is"),
         (
@@ -206,6 +216,23 @@ def test_what_does_not_fit_is_said_in_one_sentence(
     with pytest.raises(ValueError, match=sentence) as caught:
         kernels.paged_attention(**arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("block", "window"), [(1, None), (2, 5)])
+@pytest.mark.parametrize("wrong", [-1, 12345])
+def test_a_block_that_does_not_exist_is_not_read_on_the_cpu(
+    block: int, window: int | None, wrong: int
+) -> None:
+    pages = make_pages([(1, 3), (1, 12)])
+    pages.block_tables[1, block] = wrong
+    with pytest.raises(ValueError, match=rf"block_tables\[1, {block}\] is {wrong}, but the cache has"):
+        kernels.paged_attention(*pages.arguments, window, backend="cpu")
+
+
+def test_every_layer_must_have_the_block_that_is_copied() -> None:
+    large, small = torch.ones(3, 4, 2, 8), torch.zeros(2, 4, 2, 8)
+    with pytest.raises(ValueError, match="block 2 does not exist; the cache has 2 blocks"):
+        kernels.copy_blocks([(large, large.clone()), (small, small.clone())], [(0, 2)])
 
 
 @pytest.mark.parametrize(
@@ -233,6 +260,7 @@ def test_writes_that_do_not_fit(slots: torch.Tensor, key_shape: tuple[int, ...],
     [
         ([(0, 3)], "block 3 does not exist; the cache has 3 blocks"),
         ([(0, 1), (-1, 1)], "block -1 does not exist"),
+        ([(0, 1, 2)], r"a pair is \(source, destination\), not \(0, 1, 2\)"),
     ],
 )
 def test_copies_of_blocks_that_do_not_exist(pairs: list[tuple[int, int]], sentence: str) -> None:

@@ -76,6 +76,23 @@ def test_a_refused_request_leaves_no_trace() -> None:
     assert router.placed == {} and router.members[0].num_queued_tokens == 0
 
 
+@pytest.mark.parametrize("policy", ["cache_aware", "round_robin"])
+def test_an_id_is_in_use_on_whichever_engine_it_runs(policy: str) -> None:
+    router = make_router(policy=policy)
+    router.add_request("a", [*PREFIX, 20], ONE)
+    with pytest.raises(RequestError, match="the id is in use by an unfinished request"):
+        router.add_request("a", [*OTHER, 20], ONE)
+    assert list(router.run()) == ["a"]
+    router.add_request("a", [*OTHER, 20], ONE)  # it is free again
+
+
+def test_a_request_that_came_in_past_the_router_does_not_disturb_it() -> None:
+    router = make_router(1)
+    router.members[0].core.add_request("theirs", [*PREFIX, 20], ONE)
+    router.add_request("ours", [*PREFIX, 21], ONE)
+    assert set(router.run()) == {"theirs", "ours"} and router.placed == {}
+
+
 def test_a_salt_keeps_tenants_apart() -> None:
     router = make_router()
     router.add_request("a", [*PREFIX, 20], ONE, cache_salt="one")
@@ -113,6 +130,14 @@ def test_an_engine_that_was_in_use_before_is_known_from_its_kept_events() -> Non
 def test_engines_that_do_not_fit_together_are_refused(engines: list[dict], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Router([make_engine(**options) for options in engines])
+
+
+def test_what_is_no_list_of_v1_engines_is_refused() -> None:
+    engine = make_engine(enable_kv_events=True)
+    with pytest.raises(ConfigError, match="the same engine is in the list twice"):
+        Router([engine, engine])
+    with pytest.raises(ConfigError, match="stands before V1 engines"):
+        Router([engine, make_v0_engine()])
 
 
 def test_an_unknown_policy_is_refused() -> None:

@@ -255,8 +255,10 @@ def test_a_lookup_is_taken_apart() -> None:
     assert [group.missing for group in report.groups] == [(), (4,)]
     assert str(report).splitlines() == [
         "12 tokens, at most 11 from the cache; a hash per 2 tokens, hits in multiples of 2",
-        "group 0 full_attention, blocks of 2: alone 10; all that 10 tokens need is there",
-        "group 1 mamba, blocks of 2: alone 6; no state after 10 tokens",
+        "group 0 full_attention, blocks of 2: alone 10",
+        "    all that 10 tokens need is there",
+        "group 1 mamba, blocks of 2: alone 6",
+        "    no state after 10 tokens",
         "common hit 6, shared-prefix boundary 10",
     ]
 

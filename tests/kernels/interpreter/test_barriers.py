@@ -144,6 +144,28 @@ def test_an_endless_loop_ends() -> None:
     assert "max_accesses" in str(error) and error.source == "while flag[0] == 0:"
 
 
+@cuda.jit
+def shuffle_for_ever(out):
+    value, offset = cuda.laneid, 16
+    while offset > 0:  # nobody halves it
+        value += cuda.shfl_down_sync(0xFFFFFFFF, value, offset)
+    out[0] = value
+
+
+@cuda.jit
+def barrier_for_ever(out):
+    while cuda.gridDim.x > 0:
+        cuda.syncthreads()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "line"), [(shuffle_for_ever, "shfl_down_sync"), (barrier_for_ever, "syncthreads")]
+)
+def test_an_endless_loop_that_only_waits_ends(kernel: Any, line: str) -> None:
+    error = failure(LimitError, kernel, (1, 32), floats(1), max_accesses=10_000)
+    assert line in error.source and "never ends" in str(error)
+
+
 @pytest.mark.parametrize("at_once", [1, 1000])  # accesses after which the log is looked at and emptied
 def test_the_limit_is_over_the_whole_launch(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.interpreter.launch.ACCESSES_AT_ONCE", at_once)
@@ -153,8 +175,9 @@ def test_the_limit_is_over_the_whole_launch(at_once: int, monkeypatch: pytest.Mo
         out[cuda.grid(1)] = 1.0
         cuda.syncthreads()
 
-    launch(kernel, (10, 10), floats(100), max_accesses=100)
-    failure(LimitError, kernel, (10, 10), floats(100), max_accesses=99)
+    needed = 100 + 4 * 100  # a wait counts as four accesses
+    launch(kernel, (10, 10), floats(100), max_accesses=needed)
+    failure(LimitError, kernel, (10, 10), floats(100), max_accesses=needed - 1)
 
 
 @cuda.jit

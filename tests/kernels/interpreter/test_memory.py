@@ -174,6 +174,33 @@ def test_shared_memory_is_aligned_as_it_was_asked_for() -> None:
     assert "bad is only sure to start at a multiple of 4 bytes: allocate it with alignment=16" in str(error)
 
 
+def test_a_loop_over_the_elements_of_an_array() -> None:
+    @cuda.jit
+    def kernel(out, a):
+        own = cuda.local.array(2, float32)
+        for k, x in enumerate(a[0]):
+            own[k] = 10 * x
+        for row in a:
+            x, y = row
+            out[0] += x + y
+        for x in own:
+            out[0] += x
+
+    out, a = floats(1), np.arange(6, dtype=np.float32).reshape(3, 2)
+    report = launch(kernel, (1, 1), out, a)
+    assert out[0] == 15 + 10
+    assert report.total("global", "read", "a").requests == 2 + 6
+
+
+def test_what_an_array_does_not_have_is_named() -> None:
+    @cuda.jit
+    def kernel(out, a):
+        out[0] = a.sum()
+
+    error = failure(KernelError, kernel, (1, 1), floats(1), floats(4))
+    assert "the interpreter has no .sum of an array, here a" in str(error)
+
+
 @pytest.mark.parametrize("poison", [True, False])
 def test_memory_that_nobody_wrote(poison: bool) -> None:
     @cuda.jit
