@@ -86,7 +86,8 @@ class Reads:
         self.metadata = tuple(x.numpy().astype(np.int64) for x in (block_tables, query_start_loc, seq_lens))
         self.window = sliding_window or int(self.metadata[2].max(initial=1))
         self.num_tokens = int(self.metadata[1][-1])
-        check_blocks(*self.metadata, self.window, *key_cache.shape[:2])
+        tables, starts, lengths = self.metadata
+        check_blocks(tables, starts, lengths, self.window, len(key_cache), key_cache.shape[1])
 
     def __call__(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
         """query and result `[num_tokens, num_heads, head_dim]`."""

@@ -57,8 +57,8 @@ RUNNER = (
     Mutant(
         "a sequence is as long as its new tokens",
         "v1.model_runner",
-        "self._tensor(first + counts)",
-        "self._tensor(counts)",
+        "torch.from_numpy(first + counts)",
+        "torch.from_numpy(counts)",
         ("test_v1_model_runner::test_a_prefix_hit_is_only_a_later_start",),
     ),
     Mutant(
