@@ -7,7 +7,7 @@ Which block belongs to whom is decided elsewhere and never visible here; this is
 Every block has room in every layer, though it only ever holds what one group of layers put there. vLLM lets
 layers of different groups share the same bytes, for which it pads all of them to one size per block.
 vLLM: V0 worker/cache_engine.py (CacheEngine), V1 v1/kv_cache_interface.py (FullAttentionSpec, MambaSpec) and
-`get_kv_cache_config_from_groups` in v1/core/kv_cache_utils.py.
+`get_kv_cache_config_from_groups` in v1/core/kv_cache_planning.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def blocks_that_fit(num_bytes: int, config: ModelConfig, block_size: int, dtype:
     """How many whole blocks `num_bytes` hold, the null block included.
 
     Raises: ConfigError if there is no room for the null block and one more.
-    vLLM: V0 `Worker.determine_num_available_blocks`, V1 `get_num_blocks` in v1/core/kv_cache_utils.py.
+    vLLM: V0 `Worker.determine_num_available_blocks`, V1 `get_kv_cache_config_from_groups` in
+    v1/core/kv_cache_planning.py.
     """
     one = block_bytes(config, block_size, dtype)
     num_blocks = num_bytes // one

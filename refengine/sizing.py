@@ -4,7 +4,7 @@ On a GPU the share `gpu_memory_utilization` of all its memory is the engine's. F
 the weights above all, and what the largest step needs for its intermediate results; the rest is the cache's.
 The share that is left out is for what nobody counts here: attention's scratch memory, sampling, CUDA graphs.
 vLLM: V0 worker/worker.py `Worker.determine_num_available_blocks`, V1 v1/worker/gpu_worker.py
-`determine_available_memory` and `get_num_blocks` in v1/core/kv_cache_utils.py.
+`determine_available_memory` and `get_kv_cache_config_from_groups` in v1/core/kv_cache_planning.py.
 """
 
 from __future__ import annotations

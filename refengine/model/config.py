@@ -85,14 +85,13 @@ class ModelConfig:
             size = getattr(self, name)
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise CheckpointError(f"{name} must be a positive whole number, not {size!r}")
-        if self.num_layers > MOST_LAYERS:
-            raise CheckpointError(f"a network of {self.num_layers} layers can only be a slip")
+        _check_number_of_layers(self.num_layers)
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"num_attention_heads {self.num_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_kv_heads}"
             )
-        for name in ("rms_norm_eps", "rope_theta", "sliding_rope_theta"):
+        for name in ("rms_norm_eps", "rope_theta", "sliding_rope_theta", "final_softcap"):
             number = getattr(self, name)
             if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
                 raise CheckpointError(f"{name} must be a positive number, not {number!r}")
@@ -206,9 +205,18 @@ def _layer_types(raw: dict[str, Any]) -> tuple[str, ...]:
     if raw.get("layer_types") or raw["model_type"] != GEMMA3:
         return tuple(raw.get("layer_types") or ())
     every = raw.get("sliding_window_pattern") or GEMMA3_PATTERN
-    return tuple(
-        SLIDING_ATTENTION if (i + 1) % every else FULL_ATTENTION for i in range(raw["num_hidden_layers"])
-    )
+    return every_nth_full(raw["num_hidden_layers"], every)
+
+
+def every_nth_full(num_layers: int, n: int) -> tuple[str, ...]:
+    """The kinds of the layers where only every n-th sees all. Raises: CheckpointError for too many layers."""
+    _check_number_of_layers(num_layers)
+    return tuple(SLIDING_ATTENTION if (i + 1) % n else FULL_ATTENTION for i in range(num_layers))
+
+
+def _check_number_of_layers(num_layers: int) -> None:
+    if num_layers > MOST_LAYERS:
+        raise CheckpointError(f"a network of {num_layers} layers can only be a slip")
 
 
 def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:

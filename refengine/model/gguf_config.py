@@ -6,12 +6,19 @@ for both formats, `ModelConfig.from_hf`.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from refengine.errors import CheckpointError
-from refengine.model.config import FULL_ATTENTION, GEMMA3_PATTERN, SLIDING_ATTENTION, RopeScaling
+from refengine.model.config import (
+    FULL_ATTENTION,
+    GEMMA3_PATTERN,
+    SLIDING_ATTENTION,
+    RopeScaling,
+    every_nth_full,
+)
 from refengine.model.decoder import rotary_frequencies
 from refengine.model.gguf_file import GGUFFile
 
@@ -21,7 +28,6 @@ FAMILIES = {
     "qwen3": "qwen3",
     "gemma3": "gemma3_text",
 }  # GGUF's name -> ours
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 # Gemma's files leave out what is the same in all of its sizes, or can be told from the size.
 GEMMA_LOCAL_BASE = 10_000.0  # rope base of the sliding layers
@@ -57,8 +63,9 @@ class Metadata:
     def number(self, key: str, default: float | None = None) -> Any:
         """Raises: CheckpointError if the file says no number, or one for each layer, and there is no default."""
         value = self.get(key, default)
-        if not isinstance(value, int | float):
-            what = "has no" if value is None else f"has a {type(value).__name__} and not a number for"
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            kind = value if isinstance(value, float) else f"a {type(value).__name__}"
+            what = "has no" if value is None else f"has {kind} and not a number for"
             raise CheckpointError(f"{self.file.path} {what} {self.architecture}.{key}")
         return value
 
@@ -112,10 +119,16 @@ def _gemma(of: Metadata, hidden_per_head: int, head_dim: int) -> dict[str, Any]:
     num_layers = of.number("block_count")
     slides = of.get("attention.sliding_window_pattern", GEMMA3_PATTERN)
     if isinstance(slides, int):  # newer files say it layer by layer
-        slides = [bool((i + 1) % max(slides, 1)) for i in range(num_layers)]
+        kinds = every_nth_full(num_layers, max(slides, 1))
+    elif isinstance(slides, list):
+        kinds = tuple(SLIDING_ATTENTION if does else FULL_ATTENTION for does in slides)
+    else:
+        raise CheckpointError(
+            f"{of.file.path} has a {type(slides).__name__} for gemma3.attention.sliding_window_pattern"
+        )
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "layer_types": [SLIDING_ATTENTION if does else FULL_ATTENTION for does in slides],
+        "layer_types": list(kinds),
         "sliding_window": of.number("attention.sliding_window"),
         "rope_local_base_freq": of.number("rope.freq_base_swa", GEMMA_LOCAL_BASE),
         "query_pre_attn_scalar": hidden_per_head if num_layers == GEMMA_27B_LAYERS else head_dim,

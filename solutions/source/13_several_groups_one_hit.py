@@ -80,6 +80,7 @@ check("13.1", found, blocks_of_b)
 # Here a group is a function. `group(length)` is the longest length, not above `length`, that it can serve. Every group can
 # serve 0.
 
+
 # %% task="13.2"
 def common_length(groups, max_length):
     """The longest length, not above `max_length`, that every group can serve."""
@@ -118,6 +119,7 @@ check("13.2", common_length)
 # - `self.serve(group, block_hashes, max_length)`: the blocks of the longest prefix, of at most `max_length` tokens, that
 #   this group can serve.
 # - `group.block_size`: tokens per block; groups may differ. `group.spec.group_id`: its number.
+
 
 # %% task="13.3" part="coordinator" name="Agree"
 class Agree(CoordinatorBase):
@@ -158,6 +160,7 @@ check("13.3", Agree)
 #
 # This coordinator asks full attention only once, since whoever has a long prefix has every shorter one too. That is right,
 # and vLLM does it. Then the lists must be cut. Something is cut too little.
+
 
 # %% task="13.4"
 class Cutting(CoordinatorBase):
@@ -209,6 +212,7 @@ check("13.4", Cutting)
 # it is adopted (vllm#33775).
 #
 # The question whether there is room is asked for all groups at once, and that is right. What comes after it is not.
+
 
 # %% task="13.5"
 class OneByOne(KVCacheManager):
@@ -293,6 +297,7 @@ check("13.6", where)
 #
 # Then read from the table: which is the first request (1, 2 or 3) that finds all 20 shared tokens? And which states can be
 # found after a prompt of 13 tokens that was computed in these chunks, blocks of two? (A list of lengths in tokens.)
+
 
 # %% task="13.7"
 def three_hits(group, retention, num_shared):

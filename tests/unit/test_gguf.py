@@ -230,6 +230,27 @@ def test_metadata_that_does_not_fit_is_named(tmp_path: Path, source: Path, case:
         load_model(file)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"block_count": 2**31}, "a network of 2147483648 layers can only be a slip"),
+        ({"attention.sliding_window_pattern": "x"}, "has a str for gemma3.attention.sliding_window_pattern"),
+        ({"attention.sliding_window_pattern": [True]}, "1 layer_types for 2 layers"),
+        ({"attention.sliding_window": 0}, "its sliding_window is 0"),
+        ({"attention.head_count": float("nan")}, "has nan and not a number for gemma3.attention.head_count"),
+        ({"final_logit_softcapping": -2.0}, "final_softcap must be a positive number, not -2.0"),
+    ],
+    ids=str,
+)
+def test_gemmas_metadata_that_does_not_fit_is_named(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    make_network(tmp_path, "Gemma3", num_hidden_layers=2, **GEMMA)
+    write_gguf(tmp_path / "x.gguf", tmp_path, metadata=changes)
+    with pytest.raises(CheckpointError, match=sentence):
+        load_model(tmp_path / "x.gguf")
+
+
 def test_another_network_is_refused(tmp_path: Path, source: Path) -> None:
     data = write_gguf(tmp_path / "x.gguf", source).read_bytes()
     (tmp_path / "x.gguf").write_bytes(data.replace(b"llama", b"phi33"))

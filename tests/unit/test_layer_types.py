@@ -60,6 +60,12 @@ def test_a_config_that_no_network_can_have(change: dict[str, Any], sentence: str
         ModelConfig.from_hf(RAW | change)
 
 
+def test_a_pattern_is_not_spelt_out_for_more_layers_than_can_be() -> None:
+    raw = RAW | {"model_type": "gemma3_text", "layer_types": None, "num_hidden_layers": 2**40}
+    with pytest.raises(CheckpointError, match="1099511627776 layers can only be a slip"):
+        ModelConfig.from_hf(raw)
+
+
 def changes(decoder: Decoder, tokens: Tensor, at: int) -> list[int]:
     """Positions whose logits change with the token `at`."""
     other = tokens.clone()

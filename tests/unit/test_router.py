@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from refengine.commands.bench_router import RouterWorkload, route
+from refengine.config import EngineConfig
 from refengine.errors import ConfigError, RequestError
 from refengine.router import Router
 from refengine.sampling import SamplingParams
+from refengine.v0.engine import LLMEngine
 from tests.unit.helpers import numbers
-from tests.unit.models import VOCAB_SIZE, make_engine
+from tests.unit.models import VOCAB_SIZE, make_decoder, make_engine
 
 PREFIX = numbers(1, 16)
 OTHER = [VOCAB_SIZE - 1 - token for token in PREFIX]
@@ -137,7 +139,7 @@ def test_what_is_no_list_of_v1_engines_is_refused() -> None:
     with pytest.raises(ConfigError, match="the same engine is in the list twice"):
         Router([engine, engine])
     with pytest.raises(ConfigError, match="stands before V1 engines"):
-        Router([engine, make_v0_engine()])
+        Router([engine, LLMEngine(EngineConfig(engine="v0", num_blocks=9), make_decoder(), (), None)])
 
 
 def test_an_unknown_policy_is_refused() -> None:
