@@ -75,5 +75,7 @@ def _only(folder: Path, number: str) -> Path:
     if len(found) != 1:
         there = ", ".join(path.name for path in sorted(folder.glob("*.ipynb"))) or "no notebook"
         what = "no notebook" if not found else f"{len(found)} notebooks"
-        raise CourseError(f"{folder.name}/ holds {what} whose name starts with {number}_ (what is there: {there})")
+        raise CourseError(
+            f"{folder.name}/ holds {what} whose name starts with {number}_ (what is there: {there})"
+        )
     return found[0]

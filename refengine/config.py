@@ -156,5 +156,7 @@ class EngineConfig(Options):
             raise ConfigError(
                 f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization!r}"
             )
+        if self.engine == "v1" and self.sliding_window is not None:
+            raise ConfigError("sliding_window is V0's option; in V1 a window is a property of the model's layers")
         if self.watermark >= 1:
             raise ConfigError(f"watermark {self.watermark} would keep every block free; it must be below 1")

@@ -41,6 +41,10 @@ def guarded(slot: str, part: Any, reference: Any) -> Any:
         return _guarded_class(slot, part, reference)
     if not callable(part):
         raise PartError(f"the part for {slot!r} is {part!r}, which is neither a class nor a function")
+    if isinstance(reference, type):
+        raise PartError(
+            f"the part for {slot!r} is {part!r}, but it must be a class like {reference.__name__}"
+        )
     return _guard_call(slot, getattr(part, "__name__", slot), part, reference, is_method=False)
 
 
@@ -103,13 +107,15 @@ def _guard_call(
     check: Callable[[Any], None] | None = None,
 ) -> Callable[..., Any]:
     where = f"part {slot} ({part_name})"
-    growth = QUEUE_GROWTH.get(function.__name__) if slot == "free_queue" else None
+    name = getattr(function, "__name__", part_name)  # a callable object has none
+    operation = getattr(reference, "__name__", name)  # a function may be called anything
+    growth = QUEUE_GROWTH.get(operation) if slot == "free_queue" else None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         due = args[0].num_free_blocks + growth(args[1]) if growth else None
-        users = _num_users(args[0]) if function.__name__ == "find_longest_cache_hit" else None
-        shown = functools.partial(_show_call, function.__name__, args[is_method:], kwargs)
+        users = _num_users(args[0]) if operation == "find_longest_cache_hit" else None
+        shown = functools.partial(_show_call, name, args[is_method:], kwargs)
         try:
             result = function(*args, **kwargs)
         except PartError:
@@ -117,7 +123,7 @@ def _guard_call(
         except Exception as error:
             text = f"{where}: {shown()} raised {type(error).__name__}: {error}.{_expectation(reference)}"
             raise PartError(text) from error
-        problem = _problem(slot, function.__name__, args, kwargs, result, is_method)
+        problem = _problem(slot, operation, args, kwargs, result, is_method)
         if problem is None and users is not None and _num_users(args[0]) != users:
             problem = "reference counts have changed, and a lookup must change nothing"
         if problem is None and check is not None:

@@ -65,6 +65,7 @@ class Parts:
 
 
 SLOTS = tuple(f.name for f in fields(Parts))
+OPERATIONS = ("reshape_and_cache", "paged_attention", "paged_attention_decode", "copy_blocks")
 SUBCLASSED = {
     "full_attention": FullAttentionManager,
     "sliding_window": SlidingWindowManager,
@@ -190,12 +191,14 @@ def _fill(chosen: Mapping[str, Any]) -> Parts:
 
 
 def _attention(part: Backend | Callable[..., Any]) -> Backend:
-    """A whole backend as it is; a lone `paged_attention` function with the reference's other operations."""
+    """A whole backend as it is; a lone `paged_attention` function with the reference's other operations.
+
+    Raises: PartError for what is neither.
+    """
     reference = backend_for("cpu", "reference")
-    operations = {
-        name: getattr(part, name, getattr(reference, name))
-        for name in ("reshape_and_cache", "paged_attention", "paged_attention_decode", "copy_blocks")
-    }
+    if not callable(part) and not any(hasattr(part, name) for name in OPERATIONS):
+        raise PartError(f"the part for 'attention' is {part!r}, which is neither a backend nor a function")
+    operations = {name: getattr(part, name, getattr(reference, name)) for name in OPERATIONS}
     if callable(part):
         operations["paged_attention"] = part
     mine = {

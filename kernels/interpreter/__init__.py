@@ -68,6 +68,9 @@ What it cannot show:
   a `LimitError`; a loop that neither waits nor touches memory goes on until it is interrupted.
 - How lanes of a warp come together again after a branch. The n-th time that a lane executes an instruction since
   its last synchronisation point counts as one request with the n-th time of the other lanes.
+- What only a device has: `cuda.to_device`, `cuda.synchronize` and other calls of the host go to the driver. Pass
+  tensors or arrays as they are.
+- NaN or infinity stored into an integer array is an error here; in C it is undefined.
 - Cooperative groups, complex numbers, records, textures, dynamic parallelism, asynchronous copies.
 """
 

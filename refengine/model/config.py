@@ -215,7 +215,7 @@ def every_nth_full(num_layers: int, n: int) -> tuple[str, ...]:
 
 
 def _check_number_of_layers(num_layers: int) -> None:
-    if num_layers > MOST_LAYERS:
+    if not isinstance(num_layers, int) or num_layers > MOST_LAYERS:
         raise CheckpointError(f"a network of {num_layers} layers can only be a slip")
 
 

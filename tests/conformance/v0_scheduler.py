@@ -30,6 +30,7 @@ class SchedulerDriver:
     def __init__(self, config: dict[str, Any], mode: str = "faithful") -> None:
         cache, scheduler = config["cache"], config["scheduler"]
         self.config = EngineConfig(
+            engine="v0",
             mode=mode,
             block_size=cache["block_size"],
             num_blocks=cache["num_gpu_blocks"],

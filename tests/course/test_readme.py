@@ -8,7 +8,9 @@ from pathlib import Path
 from exercises import tasks
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| (\d\d) \| \[.+?\]\((chapters/\S+?)\) \| \[\d\d\]\((exercises/\S+?)\) \| (\d+) \|", re.MULTILINE)
+ROW = re.compile(
+    r"^\| (\d\d) \| \[.+?\]\((chapters/\S+?)\) \| \[\d\d\]\((exercises/\S+?)\) \| (\d+) \|", re.MULTILINE
+)
 
 
 def rows() -> dict[str, tuple[str, str, int]]:

@@ -145,3 +145,9 @@ def test_stop_texts_become_tuples() -> None:
 def test_a_config_error_is_a_value_error_of_this_package() -> None:
     """So that callers may catch it as either."""
     assert issubclass(ConfigError, RefengineError) and issubclass(ConfigError, ValueError)
+
+
+def test_a_window_is_v0s_option() -> None:
+    EngineConfig(engine="v0", sliding_window=4)
+    with pytest.raises(ConfigError, match="sliding_window is V0's option"):
+        EngineConfig(sliding_window=4)

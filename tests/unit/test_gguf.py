@@ -234,6 +234,7 @@ def test_metadata_that_does_not_fit_is_named(tmp_path: Path, source: Path, case:
     ("changes", "sentence"),
     [
         ({"block_count": 2**31}, "a network of 2147483648 layers can only be a slip"),
+        ({"block_count": 1.5}, "a network of 1.5 layers can only be a slip"),
         ({"attention.sliding_window_pattern": "x"}, "has a str for gemma3.attention.sliding_window_pattern"),
         ({"attention.sliding_window_pattern": [True]}, "1 layer_types for 2 layers"),
         ({"attention.sliding_window": 0}, "its sliding_window is 0"),
