@@ -109,9 +109,24 @@ TASKS = [
                 "one block", "V0 gives a whole block back", edits=(('v0 = {"bob": 1', 'v0 = {"bob": 4'),)
             ),
             WrongAnswer(
+                "nothing in V0",
+                "a full hit leaves nothing to compute",
+                edits=(('v0 = {"bob": 1', 'v0 = {"bob": 0'),),
+            ),
+            WrongAnswer(
+                "nothing in V1",
+                "a full hit leaves nothing to compute",
+                edits=(('v1 = {"bob": 4', 'v1 = {"bob": 0'),),
+            ),
+            WrongAnswer(
                 "found in V0",
                 "who comes in the same step shares alike in both",
                 edits=(('"cay": 6, "dan": 6}', '"cay": 6, "dan": 2}'),),
+            ),
+            WrongAnswer(
+                "cold in V0",
+                "who comes in the same step finds nothing in V0",
+                edits=(('"cay": 6, "dan": 6}', '"cay": 6, "dan": 14}'),),
             ),
             WrongAnswer(
                 "not found in V1",
@@ -168,6 +183,33 @@ TASKS = [
                 "one way to preempt is the decision",
                 edits=(
                     ('"preempts": "Scheduler._preempt",', '"preempts": "Scheduler._preempt_by_recompute",'),
+                ),
+            ),
+            WrongAnswer(
+                "the index",
+                "the index fills itself",
+                edits=(('"BlockPool.cache_full_blocks"', '"BlockHashToBlockMap"'),),
+            ),
+            WrongAnswer(
+                "the caller",
+                "who asks for room preempts",
+                edits=(('"preempts": "Scheduler._preempt_request"', '"preempts": "Scheduler.schedule"'),),
+            ),
+            WrongAnswer(
+                "a hash",
+                "a hash makes a block computed",
+                edits=(
+                    (
+                        '"PrefixCachingBlockAllocator.mark_blocks_as_computed"',
+                        '"PrefixCachingBlockAllocator.promote_to_immutable_block"',
+                    ),
+                ),
+            ),
+            WrongAnswer(
+                "who evicts",
+                "who takes a block keeps the order",
+                edits=(
+                    ('"order": "LRUEvictor"', '"order": "PrefixCachingBlockAllocator._allocate_block_id"'),
                 ),
             ),
         ),
@@ -253,7 +295,7 @@ TASKS = [
     Task(
         id="15.4",
         kind="build",
-        title="a queue with two orders",
+        title="two orders",
         points=25,
         answers={"TwoOrders": type},
         check=check_queue,
@@ -303,6 +345,11 @@ TASKS = [
                 ),
             ),
             WrongAnswer(
+                "backwards",
+                "the last of the worthless blocks is foremost",
+                edits=(("for block in reversed(list(blocks)):", "for block in blocks:"),),
+            ),
+            WrongAnswer(
                 "keeps the worthless",
                 "a favourite without contents is a favourite",
                 edits=(
@@ -339,7 +386,7 @@ TASKS = [
             ),
             WrongAnswer(
                 "as at first",
-                "it finds what it found at first",
+                "nothing is found by anybody",
                 edits=((USABLE, "usable = request.num_cached_tokens"),),
             ),
             WrongAnswer(
@@ -368,6 +415,12 @@ TASKS = [
                 "an answer of twelve tokens is one of one",
                 edits=(("num_blocks=num_blocks, max_tokens=1)", "num_blocks=num_blocks)"),),
             ),
+            WrongAnswer(
+                "one engine",
+                "both engines find alike",
+                edits=(("serve(documents(), engine, num_blocks", "serve(documents(), num_blocks"),),
+            ),
+            WrongAnswer("too much", "more than enough", edits=(('"v1": 42', '"v1": 60'),)),
             WrongAnswer("no null block", "the null block can be used", edits=(('"v1": 42', '"v1": 41'),)),
             WrongAnswer("texts alone", "only the texts need room", edits=(('"v1": 42', '"v1": 40'),)),
             WrongAnswer("V0's null block", "V0 has a null block", edits=(('"v0": 41', '"v0": 42'),)),

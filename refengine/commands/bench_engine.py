@@ -32,7 +32,6 @@ VOCAB_SIZE = 512
 PROMPT_TOKENS, LONG_PROMPT_TOKENS = 32, 512
 SHARED_TOKENS, OWN_TOKENS, SHARING_REQUESTS, SHARING_NEW_TOKENS = 384, 16, 16, 8
 CONTINUOUS_PAGE, CONTINUOUS_BLOCKS = 16, 1024  # of transformers' continuous batching
-POOL_BYTES = 40 << 20  # of ours; the largest workload needs 34
 
 Batch = list[list[int]]
 Generate = Callable[[Batch, int], Batch]  # prompts, new tokens -> new tokens of each
@@ -180,11 +179,7 @@ AGAINST = {"transformers": _generate, "transformers-continuous": _generate_batch
 
 
 def _ours(directory: str) -> Generate:
-    # Blocks are used in turn. A small pool, gone through once before the first round, or every round would be charged
-    # with memory that the system hands out for the first time.
-    llm = LLM(directory, max_num_seqs=64, max_num_batched_tokens=8192, kv_cache_bytes=POOL_BYTES)
-    filling = torch.arange(20 * LONG_PROMPT_TOKENS).remainder(VOCAB_SIZE - 3).add(3).view(20, -1)
-    llm.generate(filling.tolist(), SamplingParams(max_tokens=1))
+    llm = LLM(directory, max_num_seqs=64, max_num_batched_tokens=8192)
 
     def generate(prompts: Batch, new_tokens: int) -> Batch:
         # Every round starts cold: what is shared is shared within the workload, not with the round before.

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from exercises import check
 from exercises.tasks.ex06_traces import SCHEDULER_TRACES, replay
-from exercises.tasks.ex15_scene import all_parts, busy, crowd, documents, favourite, places, serve, totals
+from exercises.tasks.ex15_scene import all_parts, busy, crowd, documents, favourite, places
+from exercises.tasks.ex15_scene import serve, totals
 from refengine import viz
 from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
@@ -65,7 +66,8 @@ viz.Table(("", "symbol", "where"), places())
 
 # %% [markdown]
 # Write a symbol as in the table, for each generation. What `finds` how many tokens of a prompt are cached; what `skips` those tokens;
-# what says whether there is `room` for a waiting request; what makes blocks `findable`; what keeps the `order` in which cached
+# what says whether there is `room` for a waiting request; what makes blocks `findable` as
+# computed; what keeps the `order` in which cached
 # blocks are overwritten; what `preempts` a request, whichever way it is done.
 
 # %% task="15.2"
@@ -113,8 +115,9 @@ check("15.2", v1, v0)
 def account(record):
     """What each request cost. Returns: request id -> (found, computed, again), all in tokens.
 
-    `found`: what its admissions spared it, the first one and those after a preemption. `computed`: what the model ran on,
-    decodes included. `again`: of these, positions that this request had computed before.
+    `found`: what its admissions spared it, the first one and those after a preemption.
+    `computed`: what the model ran on, decodes included.
+    `again`: of these, positions that this request had computed before.
     """
     ### BEGIN SOLUTION
     hit, done, rows = {}, {}, {}
@@ -171,8 +174,9 @@ class TwoOrders:
         ### END SOLUTION
 
     def popleft_n(self, n):
-        """Takes `n` blocks from the front, in order. They are overwritten: what was found in them is gone.
+        """Takes `n` blocks from the front, in order.
 
+        They are overwritten: what was found in them is gone.
         Raises ValueError, with nothing changed, if `n` is negative or more than there are.
         """
         ### BEGIN SOLUTION
@@ -187,7 +191,10 @@ class TwoOrders:
         ### END SOLUTION
 
     def remove(self, block):
-        """Somebody has found `block`: takes it out from wherever it stands. Raises ValueError if it stands nowhere."""
+        """Somebody has found `block`: takes it out from wherever it stands.
+
+        Raises ValueError if it stands nowhere.
+        """
         ### BEGIN SOLUTION
         order = self.favourites if block.block_id in self.favourites else self.others
         if block.block_id not in order:
@@ -197,7 +204,10 @@ class TwoOrders:
         ### END SOLUTION
 
     def append_n(self, blocks):
-        """Blocks whose contents can still be found come back, each to the back of its order, in this order."""
+        """Blocks whose contents can still be found come back.
+
+        Each goes to the back of its order, one after the other.
+        """
         ### BEGIN SOLUTION
         for block in blocks:
             order = self.favourites if block.block_id in self.found else self.others
@@ -205,7 +215,10 @@ class TwoOrders:
         ### END SOLUTION
 
     def prepend_n(self, blocks):
-        """Blocks whose contents are worth nothing come back: to the very front, the first of them foremost."""
+        """Blocks whose contents are worth nothing come back.
+
+        They go to the very front, the first of them foremost.
+        """
         ### BEGIN SOLUTION
         for block in reversed(list(blocks)):
             self.others[block.block_id] = block
@@ -325,7 +338,7 @@ check("15.6", measure, enough, one_text_less)
 mine = all_parts(Path()) | {"free_queue": TwoOrders}
 tokens, record = serve(busy(), num_blocks=24)
 own_tokens, own_record = serve(busy(), num_blocks=24, parts=mine)
-print("yours:", ", ".join(mine))
+print("parts of yours:", *mine, sep="\n  ")
 print("the same tokens:", own_tokens == tokens)
 print("ours: ", totals(record))
 print("yours:", totals(own_record))
