@@ -73,7 +73,7 @@ def test_a_number_format_that_no_kernel_knows() -> None:
 def test_a_tensor_that_lies_elsewhere_is_named() -> None:
     pages = make_pages([(1, 5)])
     out = torch.empty_like(pages.query, device="meta")
-    with pytest.raises(ValueError, match="query is on cpu, but out is on meta"):
+    with pytest.raises(ValueError, match="out is on meta but query is on cpu"):
         kernels.paged_attention(*pages.arguments, out=out, backend="interpreter")
 
 
