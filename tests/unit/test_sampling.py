@@ -164,7 +164,7 @@ def test_the_best_token_survives_and_order_is_kept(
 ) -> None:
     x = torch.tensor([logits])
     probs = probabilities(x, [SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)])[0]
-    assert probs[x[0].argmax()] == probs.max() > 0
+    assert x[0][probs.argmax()] >= x[0].max() - 1e-4, "equal ones after rounding are equally good"
     assert probs.sum().item() == pytest.approx(1, abs=1e-5)
     kept, cut = x[0][probs > 0], x[0][probs == 0]
     assert not len(cut) or cut.max() <= kept.min() + 1e-4
