@@ -17,8 +17,16 @@ from pathlib import Path
 
 from exercises import check
 from exercises.tasks.ex06_traces import SCHEDULER_TRACES, replay
-from exercises.tasks.ex15_scene import all_parts, busy, crowd, documents, favourite, places
-from exercises.tasks.ex15_scene import serve, totals
+from exercises.tasks.ex15_scene import (
+    all_parts,
+    busy,
+    crowd,
+    documents,
+    favourite,
+    places,
+    serve,
+    totals,
+)
 from refengine import viz
 from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
