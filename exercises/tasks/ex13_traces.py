@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from exercises.tasks.ex03_traces import COMPARED, Replay, _Driver, _same, golden
-from refengine.hashing import BlockHasher
+from refengine.hashing import Adapter, BlockHasher
 from refengine.parts import Parts, load_parts
+from refengine.sampling import SamplingParams
 from refengine.v1.coordinator import MANAGERS
 from refengine.v1.groups.spec import CHUNKED_LOCAL, FULL_ATTENTION, MAMBA, SLIDING_WINDOW, GroupSpec
 from refengine.v1.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from refengine.v1.request import RequestStatus
+from refengine.v1.request import Request, RequestStatus
 
 KINDS = {
     "full": FULL_ATTENTION,
@@ -46,7 +47,7 @@ def replay(name: str, parts: Any = None) -> Replay:
 def replay_bare(name: str, parts: Parts) -> Replay:
     """The same with parts as they are: without guard, an error of the part reaches the caller."""
     trace = golden(name)
-    driver = _GroupDriver(trace["config"], parts)
+    driver = GroupDriver(trace["config"], parts)
     for number, op in enumerate(trace["ops"]):
         answer = driver.apply(op)
         for key in CHECKED:
@@ -57,10 +58,10 @@ def replay_bare(name: str, parts: Parts) -> Replay:
     return Replay(name, len(trace["ops"]))
 
 
-class _GroupDriver(_Driver):
+class GroupDriver(_Driver):
     """The driver of exercise 03 on several groups, with the boundary handed on from lookup to allocation."""
 
-    def __init__(self, config: dict[str, Any], parts: Parts) -> None:
+    def __init__(self, config: dict[str, Any], parts: Parts, enable_events: bool = False) -> None:
         self.manager = KVCacheManager(
             [
                 GroupSpec(i, KINDS[g["kind"]], g["block_size"], g.get("window"), g.get("chunk"))
@@ -69,6 +70,7 @@ class _GroupDriver(_Driver):
             config["num_blocks"],
             config["max_model_len"],
             enable_caching=config["enable_caching"],
+            enable_events=enable_events,
             watermark=config["watermark"],
             drop_last=config["use_eagle"],
             retention_interval=config["retention_interval"],
@@ -82,7 +84,20 @@ class _GroupDriver(_Driver):
         self.hasher = BlockHasher("sha256_cbor", config["hash_block_size"], seed="0")
         self.requests = {}
         self.lookups = {}
-        self.boundaries: dict[str, int] = {}
+        self.boundaries: dict[str, int] = {}  # by request: the shared-prefix boundary of its last lookup
+
+    def new_request(self, op: dict[str, Any]) -> None:
+        lora = op.get("lora")
+        self.requests[op["id"]] = Request(
+            op["id"],
+            op["prompt"],
+            SamplingParams(),
+            hasher=self.hasher,
+            adapter=Adapter(lora["name"], lora["path"], lora["id"]) if lora else None,
+            cache_salt=op.get("cache_salt"),
+            skip_reading_prefix_cache=op.get("skip_reading", False),
+            report_full=op.get("report_mode") == "full",
+        )
 
     def lookup(self, op: dict[str, Any]) -> dict[str, Any]:
         hits, length, boundary = self.manager.get_computed_blocks(self.requests[op["id"]])

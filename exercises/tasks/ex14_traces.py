@@ -10,22 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from exercises.tasks.ex03_traces import _Driver, _same, golden
+from exercises.tasks.ex03_traces import _same, golden
+from exercises.tasks.ex13_traces import GroupDriver
 from exercises.tasks.ex14_scene import MirrorLike
 from refengine.errors import IntegrityError
-from refengine.hashing import Adapter, BlockHash, BlockHasher
-from refengine.sampling import SamplingParams
+from refengine.hashing import BlockHash
+from refengine.parts import Parts
 from refengine.v1.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
-from refengine.v1.groups.spec import CHUNKED_LOCAL, FULL_ATTENTION, MAMBA, SLIDING_WINDOW, GroupSpec
-from refengine.v1.kv_cache_manager import KVCacheManager
-from refengine.v1.request import Request, RequestStatus
+from refengine.v1.request import Request
 
-KINDS = {
-    "full": FULL_ATTENTION,
-    "sliding_window": SLIDING_WINDOW,
-    "chunked_local": CHUNKED_LOCAL,
-    "mamba": MAMBA,
-}
 # No request of these announces what it reuses. vLLM's event does not say which kind it is.
 EVENT_TRACES = (
     "script_duplicates",
@@ -76,69 +69,20 @@ def listen(name: str, make_mirror: Callable[[], MirrorLike]) -> Listened:
     return Listened(name, num_events, num_compared, missing, extra)
 
 
-class _EventDriver(_Driver):
-    """The driver of exercise 03 on any groups, with events. Knows which digest a number in the trace stands for."""
+class _EventDriver(GroupDriver):
+    """The driver of exercise 13, with events. Knows which digest a number in the trace stands for."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.manager = KVCacheManager(
-            [
-                GroupSpec(i, KINDS[g["kind"]], g["block_size"], g.get("window"), g.get("chunk"))
-                for i, g in enumerate(config["groups"])
-            ],
-            config["num_blocks"],
-            config["max_model_len"],
-            enable_events=True,
-            watermark=config["watermark"],
-            drop_last=config["use_eagle"],
-            retention_interval=config["retention_interval"],
-        )
-        self.hasher = BlockHasher("sha256_cbor", config["hash_block_size"], seed="0")
-        self.requests = {}
-        self.lookups = {}
-        self.boundaries: dict[str, int] = {}  # by request: the shared-prefix boundary of its last lookup
+        super().__init__(config, Parts(), enable_events=True)
         self.digests: dict[int, BlockHash] = {}
 
     def new_request(self, op: dict[str, Any]) -> None:
-        lora = op.get("lora")
-        self.requests[op["id"]] = request = Request(
-            op["id"],
-            op["prompt"],
-            SamplingParams(),
-            hasher=self.hasher,
-            adapter=Adapter(lora["name"], lora["path"], lora["id"]) if lora else None,
-            cache_salt=op.get("cache_salt"),
-            skip_reading_prefix_cache=op.get("skip_reading", False),
-            report_full=op.get("report_mode") == "full",
-        )
-        self._learn(request, op)
+        super().new_request(op)
+        self._learn(self.requests[op["id"]], op)
 
     def append_tokens(self, op: dict[str, Any]) -> None:
         super().append_tokens(op)
         self._learn(self.requests[op["id"]], op)
-
-    def lookup(self, op: dict[str, Any]) -> dict[str, Any]:
-        hits, length, boundary = self.manager.get_computed_blocks(self.requests[op["id"]])
-        self.lookups[op["id"]], self.boundaries[op["id"]] = (hits, length), boundary
-        return {"block_ids": hits.ids(), "num_computed_tokens": length}
-
-    def allocate(self, op: dict[str, Any]) -> dict[str, Any]:
-        request = self.requests[op["id"]]
-        hits, length = self.lookups[op["id"]] if op["use_lookup"] else (None, 0)
-        new = self.manager.allocate_slots(
-            request,
-            op["num_new_tokens"],
-            hits,
-            length,
-            shared_prefix_boundary=self.boundaries[op["id"]] if op["use_lookup"] else 0,
-            num_lookahead_tokens=op.get("num_lookahead_tokens", 0),
-            full_sequence_must_fit=op.get("full_sequence_must_fit", False),
-        )
-        if new is not None:
-            request.status = RequestStatus.RUNNING
-        return {"new_block_ids": None if new is None else new.ids()}
-
-    def new_step(self, op: dict[str, Any]) -> None:
-        self.manager.begin_step()
 
     def take_events(self, op: dict[str, Any]) -> None:
         """Ours are the same ones, and thrown away: the mirror gets vLLM's."""
